@@ -1,0 +1,134 @@
+"""Gumbel noise keyed by (seed, position, token id): the torch definition of what libpad and the GPU kernels compute.
+
+Every step is a correctly rounded fp32 operation or an integer one, in a fixed order, so that all of them give the same
+bits; docs/sampling.md has the formula and test vectors. Next file: csrc/cpu/gumbel.cpp, the same in C++.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# what a random number is for: the third word of the Philox counter (pad_purpose in pad.h)
+GUMBEL, ACCEPT, RESIDUAL, DRAFT = range(4)
+
+MAX_TEMPERATURE = 1e30  # PAD_MAX_TEMPERATURE: temperature * noise stays finite in fp32
+
+_MASK = 0xFFFFFFFF
+_SQRT_HALF = 0x3F3504F3  # the bits of fp32 sqrt(1/2)
+# Cephes' logf (Moshier), highest power first
+_LN_COEFFICIENTS = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+
+
+def philox_ref(counter: Tensor, key: Tensor) -> Tensor:
+    """Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011).
+
+    counter: `[..., 4]` and key: `[..., 2]` int64 holding 32-bit words, batch dimensions broadcast.
+    Returns the `[..., 4]` int64 words of the blocks.
+    """
+    if counter.dtype != torch.int64 or key.dtype != torch.int64 or counter.shape[-1] != 4 or key.shape[-1] != 2:
+        raise ValueError(
+            "counter must be [..., 4] int64 and key [..., 2] int64, "
+            f"got {tuple(counter.shape)} {counter.dtype} and {tuple(key.shape)} {key.dtype}"
+        )
+    return torch.stack(torch.broadcast_tensors(*_philox_words(counter.unbind(-1), key.unbind(-1))), dim=-1)
+
+
+def _philox_words(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, ...]:
+    """Words are int64 tensors or plain ints; ints stay on the host, so that a GPU waits for no copy."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        # int64 products wrap modulo 2^64, which leaves their 64 bits right; the mask undoes the sign of the shift
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c2 = (product1 >> 32 & _MASK) ^ c1 ^ k0, (product0 >> 32 & _MASK) ^ c3 ^ k1
+        c1, c3 = product1 & _MASK, product0 & _MASK
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
+    return c0, c1, c2, c3
+
+
+def _ln_poly(f: Tensor, e: Tensor) -> Tensor:
+    """ln((1 + f) * 2^e) for fp32 f in [sqrt(1/2) - 1, sqrt(2) - 1] and a whole e."""
+    z = f * f
+    p = torch.full_like(f, _LN_COEFFICIENTS[0])
+    for coefficient in _LN_COEFFICIENTS[1:]:
+        p = p * f + coefficient
+    y = (p * f) * z
+    y = y + e * -2.12194440e-4
+    y = y - 0.5 * z
+    return (f + y) + e * 0.693359375
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Positive normal fp32 x as (1 + f) * 2^e with 1 + f in [sqrt(1/2), sqrt(2)): (f, e), both fp32."""
+    offset = x.view(torch.int32) - _SQRT_HALF
+    m = ((offset & 0x007FFFFF) + _SQRT_HALF).view(torch.float32)
+    return m - 1.0, (offset >> 23).float()
+
+
+def gumbel_of_word_ref(word: Tensor) -> Tensor:
+    """word: int64 `[...]` in [0, 2^32). Returns fp32 -ln(-ln(U)) with 1 - U = (word + 1/2) / 2^32, always finite."""
+    v = word.float() * 2.0**-32 + 2.0**-33
+    u = (_MASK - word).float() * 2.0**-32 + 2.0**-33
+    near_one = v <= 0.29289323
+    f, e = _split(u)
+    exponential = -_ln_poly(torch.where(near_one, -v, f), torch.where(near_one, 0.0, e))
+    return -_ln_poly(*_split(exponential))
+
+
+def gumbel_ref(
+    seed: int,
+    positions: Tensor,
+    num_tokens: int,
+    purpose: int = GUMBEL,
+    round_index: int = 0,
+    device: torch.device | str | None = None,
+    first_token: int = 0,
+) -> Tensor:
+    """Gumbel noise of token ids first_token .. first_token + num_tokens - 1 at each position.
+
+    seed: any int, taken modulo 2^64. positions: `[R]` of an integer dtype, taken modulo 2^32.
+    Returns fp32 `[R, num_tokens]` on `device` (that of positions by default).
+    """
+    if positions.dim() != 1 or positions.is_floating_point():
+        raise ValueError(f"positions must be [R] integers, got {tuple(positions.shape)} {positions.dtype}")
+    device = positions.device if device is None else torch.device(device)
+    tokens = torch.arange(first_token, first_token + num_tokens, dtype=torch.int64, device=device)
+    counter = (positions.to(device, torch.int64)[:, None] & _MASK, tokens[None, :], purpose, round_index)
+    return gumbel_of_word_ref(_philox_words(counter, (seed & _MASK, seed >> 32 & _MASK))[0])
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise ValueError unless temperature is in [0, MAX_TEMPERATURE], which NaN is not."""
+    if not 0.0 <= temperature <= MAX_TEMPERATURE:
+        raise ValueError(f"temperature must be in [0, {MAX_TEMPERATURE:g}], got {temperature}")
+
+
+def gumbel_pick_ref(logits: Tensor, positions: Tensor, seed: int, temperature: float) -> Tensor:
+    """One draw a row from softmax(logits / temperature): argmax of logits + temperature * noise, lowest id at ties.
+
+    logits: fp32 `[R, V]`. positions: `[R]` integers. temperature is rounded to fp32; 0 is the plain argmax.
+    Returns int32 `[R]`; -1 for a row that has a NaN or whose best score is not finite. Does not synchronise a GPU.
+    """
+    check_temperature(temperature)
+    if logits.dim() != 2 or logits.dtype != torch.float32 or positions.shape != logits.shape[:1]:
+        raise ValueError(
+            "logits must be [R, V] float32 and positions [R], "
+            f"got {tuple(logits.shape)} {logits.dtype} and {tuple(positions.shape)}"
+        )
+    noise = gumbel_ref(seed, positions, logits.shape[1], device=logits.device)
+    # two roundings, product and sum: no fused multiply-add
+    scores = logits + noise * temperature
+    best, picks = scores.max(dim=-1)
+    return torch.where(best.isfinite(), picks, -1).int()

@@ -1,0 +1,49 @@
+"""Matrix product of a few rows with a weight matrix: `y = x W^T + b`.
+
+At one to sixteen rows the product costs the reading of the weights and nothing more, if the library lets it. On a CPU
+torch's own `linear` does not: MKL's small-row products of fp32 cost up to three times one row. oneDNN with weights
+packed once does (docs/performance-cpu.md), so the weights are packed at load and the plain copy is dropped.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Rows that oneDNN is told to expect when it chooses the packed layout. Layouts chosen for one row are slow at many.
+PACK_ROWS = 16
+
+
+def linear_ref(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The meaning, in float32. x: `[N, K]`, weight: `[M, K]`, bias: `[M]` or None; returns `[N, M]` fp32."""
+    y = x.float() @ weight.float().t()
+    return y if bias is None else y + bias.float()
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether oneDNN can pack this weight: a CPU build that has it, in fp32, or bf16 on a CPU with bf16 products."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+class Linear:
+    """A weight matrix kept in the layout that its device reads fastest.
+
+    weight: `[out_features, in_features]` in fp32, bf16 or fp16; bias: `[out_features]` of the same type, or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        self.bias = bias
+        self.packed = can_pack(weight)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS) if self.packed else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: `[N, in_features]` of the weight's type; returns `[N, out_features]`."""
+        if self.packed:
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            return out
+        return F.linear(x, self.weight, self.bias)

@@ -1,0 +1,7 @@
+"""pad_engine: speculative decoding for one stream at the lowest latency. Next to read: engine.py."""
+
+from pad_engine.config import SamplingParams
+from pad_engine.engine import Engine
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "SamplingParams", "__version__"]

@@ -1,0 +1,142 @@
+"""How much to draft in the next round: from measured costs and from what was accepted lately.
+
+Two safeguards. The expected tokens per second of every draft length are compared, with plain decoding among them. And
+whatever the estimates say, the time lost against plain decoding is counted, and when it passes a bound the next rounds
+are plain: FLOOR says how slow a request can get at worst.
+"""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from statistics import median
+
+from pad_engine.tree import DraftTree
+
+# A request takes at most 1 / FLOOR times the time of plain decoding, plus ALLOWANCE plain steps.
+FLOOR = 0.985
+ALLOWANCE = 1.0
+# Credit from rounds that won is kept for at most this many plain steps, so that a good start does not pay for a slow end.
+MAX_CREDIT = 8.0
+# What one round keeps of the counts before it: a window of about twenty rounds, after which old failures are forgotten
+# and drafting is tried again.
+DECAY = 0.95
+# Before anything was seen, a draft token is taken to be accepted this often, with the weight of this many tries.
+PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.6, 1.0
+# Until a row count was measured, each row is taken to cost this share of a plain step.
+ROW_SHARE = 0.03
+BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """budget: nodes of the tree, root included. depth: drafted tokens in a row at most."""
+
+    budget: int = 1
+    depth: int = 0
+
+
+class CostTable:
+    """Milliseconds of a pass by its number of rows: the median of the last few, and a line between measured counts."""
+
+    def __init__(self) -> None:
+        self.samples: dict[int, deque[float]] = {}
+
+    def add(self, rows: int, milliseconds: float) -> None:
+        """One measured pass."""
+        self.samples.setdefault(rows, deque(maxlen=5)).append(milliseconds)
+
+    def __call__(self, rows: int) -> float:
+        """The expected cost of a pass of so many rows; 0 when nothing was measured yet."""
+        known = {count: median(values) for count, values in self.samples.items()}
+        if not known or rows in known:
+            return known.get(rows, 0.0)
+        below, above = [c for c in known if c < rows], [c for c in known if c > rows]
+        if below and above:
+            low, high = max(below), min(above)
+            return known[low] + (known[high] - known[low]) * (rows - low) / (high - low)
+        nearest = max(below) if below else min(above)
+        return known[nearest] * (1 + ROW_SHARE * rows) / (1 + ROW_SHARE * nearest)
+
+
+class Acceptance:
+    """For each class of evidence and each depth: how often a drafted token was accepted, once all before it were."""
+
+    def __init__(self) -> None:
+        self.tried: dict[tuple[int, int], float] = defaultdict(float)
+        self.accepted: dict[tuple[int, int], float] = defaultdict(float)
+
+    def add(self, evidence: int, depth: int, accepted: int) -> None:
+        """A round that drafted `depth` tokens in a row and kept `accepted` of them."""
+        for level in range(1, min(depth, accepted + 1) + 1):
+            self.tried[evidence, level] += 1
+            self.accepted[evidence, level] += level <= accepted
+
+    def decay(self) -> None:
+        """Let old rounds count less."""
+        for counts in (self.tried, self.accepted):
+            for key in counts:
+                counts[key] *= DECAY
+
+    def expected_lengths(self, evidence: int, depth: int) -> list[float]:
+        """Expected number of accepted tokens for draft lengths 0 to `depth`. A depth that was seldom reached leans on
+        the rate of the depth before it."""
+        expected, product, prior = [0.0], 1.0, PRIOR_ACCEPTANCE
+        for level in range(1, depth + 1):
+            key = (evidence, level)
+            prior = (self.accepted[key] + PRIOR_WEIGHT * prior) / (self.tried[key] + PRIOR_WEIGHT)
+            product *= prior
+            expected.append(expected[-1] + product)
+        return expected
+
+
+class Controller:
+    """Decides each round's budget. fixed: always draft `max_budget` nodes (benchmarks, tests of equality).
+
+    max_budget: nodes of a tree at most, root included. max_depth: drafted tokens in a row at most.
+    """
+
+    def __init__(self, max_budget: int, max_depth: int, *, fixed: bool = False) -> None:
+        self.max_budget, self.max_depth, self.fixed = max_budget, max_depth, fixed
+        self.verify_cost, self.draft_cost = CostTable(), CostTable()
+        self.begin()
+
+    def begin(self) -> None:
+        """A new request: what was accepted before says little about it; the costs stay."""
+        self.acceptance = Acceptance()
+        self.lost = 0.0  # milliseconds spent beyond what plain decoding would have needed
+        self.allowed = 0.0
+
+    def decide(self, evidence: int, remaining: int) -> RoundPlan:
+        """The next round's size. evidence: the drafter's class of its draft, negative when it has none. remaining: how
+        many tokens may still be emitted; the last of them is never drafted."""
+        depth = min(self.max_depth, remaining - 1, self.max_budget - 1)
+        if evidence < 0 or depth < 1:
+            return RoundPlan()
+        if self.fixed:
+            return RoundPlan(self.max_budget, depth)
+        plain = self.verify_cost(1)
+        # the yardstick comes first: a plain step must have been measured
+        if not self.verify_cost.samples.get(1) or self.lost > self.allowed + ALLOWANCE * plain:
+            return RoundPlan()
+        lengths = self.acceptance.expected_lengths(evidence, depth)
+        best, best_rate = RoundPlan(), 1.0
+        for budget in (b for b in BUDGETS if 1 < b <= self.max_budget):
+            drafted = min(budget - 1, depth)
+            cost = (self.verify_cost(budget) + self.draft_cost(drafted)) / plain
+            rate = (1 + lengths[drafted]) / cost
+            if rate > best_rate:
+                best, best_rate = RoundPlan(budget, drafted), rate
+        return best
+
+    def observe(self, tree: DraftTree, accepted: int, emitted: int, draft_ms: float, verify_ms: float) -> None:
+        """A finished round: its tree, how many tokens were accepted and emitted, and what its parts cost."""
+        nodes, depth = len(tree), max(tree.depth)
+        self.verify_cost.add(nodes, verify_ms)
+        if depth:
+            self.draft_cost.add(depth, draft_ms)
+            self.acceptance.add(tree.evidence, depth, accepted)
+        self.acceptance.decay()
+        plain = self.verify_cost(1)
+        self.allowed += emitted * plain * (1 / FLOOR - 1)
+        if depth:
+            # a round that was meant to be plain differs from plain decoding by noise only, which is nobody's loss
+            self.lost = max(self.lost + draft_ms + verify_ms - emitted * plain, self.allowed - MAX_CREDIT * plain)

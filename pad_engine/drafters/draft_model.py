@@ -1,0 +1,127 @@
+"""A second, cheaper model drafts: its likeliest continuations, or, at a temperature, its own picks under the target's
+noise (rules/match.py), which is where the two agree most often.
+
+The draft model has a cache of its own. Tokens that it has not read yet, the last drafted one after a round that was
+accepted whole, or all those of plain rounds in between, are read when the next draft begins.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pad_engine.kv_cache import RowGroup
+from pad_engine.models.decoder import Decoder
+from pad_engine.sampling import gumbel_noise
+from pad_engine.state import Commit, State
+from pad_engine.tree import DraftTree
+from pad_engine.trees.builder import Candidate, TreeBuilder, most_likely, tree_of
+
+
+class DraftModel:
+    """decoder: the draft model. num_tokens: ids below this mean the same to both models, and only they are proposed.
+    capacity: tokens that its cache can hold; beyond them it proposes nothing. budget: nodes of a tree at most."""
+
+    captured = False
+    draft_probs: Literal["none"] = "none"
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self, decoder: Decoder, builder: TreeBuilder, *, num_tokens: int, capacity: int, budget: int, chunk: int
+    ) -> None:
+        self.decoder, self.builder, self.num_tokens, self.chunk = decoder, builder, num_tokens, chunk
+        self.cache = decoder.new_cache(capacity=capacity, scratch=max(chunk, budget * builder.width))
+        self.reset()
+
+    @property
+    def nbytes(self) -> int:
+        """The cache; the weights are counted with the models."""
+        return self.cache.nbytes
+
+    def begin(self, prompt: list[int]) -> None:
+        """A new sequence; its prompt is read with the first draft."""
+        self.reset()
+        self.cache.reset(0, len(prompt))
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self.cache.reset(0)
+        self.tree: DraftTree | None = None
+        self.row_of_node: list[int | None] = []  # scratch row of each node of the last tree, if it was read
+
+    def evidence(self, state: State) -> int:
+        """Always the same class, while the cache has room for a draft."""
+        return 0 if len(state.ids) < self.cache.capacity else -1
+
+    def propose(self, state: State) -> DraftTree:
+        """Draft up to plan.depth tokens deep and let the builder choose plan.budget of them."""
+        depth = min(state.plan.depth, self.cache.capacity - len(state.ids))
+        if depth < 1:
+            self.tree = None
+            return DraftTree.chain([state.root])
+        candidates: list[Candidate] = []
+        rows: dict[int, int] = {}  # candidate -> scratch row
+        parents, logits = [-1], self.catch_up(state.ids)
+        for level in range(1, depth + 1):
+            fresh = self.rank(state, candidates, parents, logits, level)
+            if level == depth:
+                break
+            parents = sorted(most_likely(candidates, fresh, self.builder.width))
+            logits = self.read(candidates, parents, rows)
+        kept = self.builder.select(candidates, state.plan.budget - 1)
+        self.tree = tree_of(state.root, candidates, kept)
+        self.row_of_node = [None, *(rows.get(candidate) for candidate in kept)]
+        return self.tree
+
+    def catch_up(self, ids: list[int]) -> Tensor:
+        """Read the committed tokens that are missing from the cache; returns the logits `[1, num_tokens]` after them."""
+        self.cache.discard(0)
+        hidden = torch.empty(0)
+        while self.cache.lengths[0] < len(ids):
+            tokens = ids[self.cache.lengths[0] : self.cache.lengths[0] + self.chunk]
+            placement = self.cache.place([RowGroup(0, tokens, range(len(tokens)))])
+            hidden, _ = self.decoder.forward(placement, self.cache)
+            self.cache.commit(0, range(len(tokens)))
+        return self.decoder.logits(hidden[-1:])[:, : self.num_tokens]
+
+    def rank(
+        self, state: State, candidates: list[Candidate], parents: Sequence[int], logits: Tensor, depth: int
+    ) -> list[int]:
+        """Append the best continuations of each parent, whose rows of logits are given; returns their indices."""
+        scores = logits
+        if not state.params.greedy:
+            noise = gumbel_noise(state.seed, len(state.ids) + depth - 1, self.num_tokens, logits.device)
+            scores = logits + state.params.temperature * noise
+        top = scores.log_softmax(-1).topk(min(self.builder.branches, self.num_tokens), dim=-1)
+        first = len(candidates)
+        for parent, tokens, values in zip(parents, top.indices.tolist(), top.values.tolist(), strict=True):
+            before = candidates[parent].log_prob if parent >= 0 else 0.0
+            candidates += [Candidate(t, parent, before + v, depth) for t, v in zip(tokens, values, strict=True)]
+        return list(range(first, len(candidates)))
+
+    def read(self, candidates: list[Candidate], chosen: Sequence[int], rows: dict[int, int]) -> Tensor:
+        """Run the draft model over chosen candidates; returns logits `[len(chosen), num_tokens]`. `rows` gains their
+        scratch rows."""
+        used = len(rows)
+        mask = torch.zeros(len(chosen), used + len(chosen), dtype=torch.bool)
+        for i, candidate in enumerate(chosen):
+            rows[candidate] = used + i
+            ancestor = candidate
+            while ancestor >= 0:
+                mask[i, rows[ancestor]] = True
+                ancestor = candidates[ancestor].parent
+        tokens = [candidates[c].token for c in chosen]
+        # the root is committed here, so a candidate of depth 1 stands right behind the prefix
+        depth = [candidates[c].depth - 1 for c in chosen]
+        chain = self.builder.width == 1
+        placement = self.cache.place([RowGroup(0, tokens, depth, None if chain else mask)])
+        hidden, _ = self.decoder.forward(placement, self.cache)
+        return self.decoder.logits(hidden)[:, : self.num_tokens]
+
+    def observe(self, commit: Commit) -> None:
+        """Keep the rows of accepted tokens that were read."""
+        if commit.tree is self.tree:
+            rows = [row for node in commit.path[1:] if (row := self.row_of_node[node]) is not None]
+            self.cache.commit(0, rows)
+        self.tree = None

@@ -1,0 +1,35 @@
+"""What a drafter is, and how one is made of its name. Next to read: ngram.py, then draft_model.py."""
+
+from typing import Literal, Protocol
+
+from pad_engine.state import Commit, State
+from pad_engine.tree import DraftTree
+
+
+class Drafter(Protocol):
+    """Proposes what may follow. It serves one sequence, from `begin` to the next `begin`.
+
+    captured: whether its steps can be part of a captured graph. draft_probs: what it knows of the probabilities it drew
+    from: nothing, one number a token, or whole rows. taps: the target's layers whose output it wants. nbytes: memory of
+    its own, caches and tables.
+    """
+
+    captured: bool
+    draft_probs: Literal["none", "scalar", "rows"]
+    taps: tuple[int, ...]
+    nbytes: int
+
+    def begin(self, prompt: list[int]) -> None:
+        """A new sequence."""
+
+    def evidence(self, state: State) -> int:
+        """The class of what it would propose now (the controller keeps rates by class), or -1 when it has nothing."""
+
+    def propose(self, state: State) -> DraftTree:
+        """A tree whose root is the last committed token, within state.plan. One node is a plain step."""
+
+    def observe(self, commit: Commit) -> None:
+        """What became of the last round, whether or not this drafter had proposed for it."""
+
+    def reset(self) -> None:
+        """Forget the sequence and whatever was learnt from it."""

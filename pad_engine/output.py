@@ -1,0 +1,107 @@
+"""What a request gives back: text and ids, why it ended, and what its rounds were like."""
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pad_engine.state import Commit
+
+
+@dataclass
+class Stats:
+    """Counts of one request. seed: the one that was used. draft_tokens: verified, roots excluded. accepted_tokens: drafted and kept. overrides:
+    accepted although the target would have chosen otherwise. acceptance_by_position: of the rounds that drafted so deep,
+    the share that kept a token there. Times in seconds; decode_seconds runs from the first pass after the prompt's."""
+
+    seed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    overrides: int = 0
+    prefill_seconds: float = 0.0
+    time_to_first_token: float = 0.0
+    decode_seconds: float = 0.0
+    tried_by_position: list[int] = field(default_factory=list, repr=False)
+    accepted_by_position: list[int] = field(default_factory=list, repr=False)
+
+    def add(self, commit: Commit) -> None:
+        """Count one round."""
+        self.rounds += 1
+        self.completion_tokens += len(commit.tokens)
+        self.draft_tokens += len(commit.tree) - 1
+        self.accepted_tokens += commit.accepted
+        depth = max(commit.tree.depth)
+        missing = depth - len(self.tried_by_position)
+        self.tried_by_position += [0] * missing
+        self.accepted_by_position += [0] * missing
+        for position in range(depth):
+            self.tried_by_position[position] += 1
+            self.accepted_by_position[position] += position < commit.accepted
+
+    @property
+    def mean_accept_length(self) -> float:
+        """Drafted tokens kept a round, the token after them excluded."""
+        return self.accepted_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """All tokens emitted a round."""
+        return self.completion_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens over the time of decoding, the prompt's excluded."""
+        return self.completion_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of kept tokens at each drafted position."""
+        return [a / t for a, t in zip(self.accepted_by_position, self.tried_by_position, strict=True)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, as JSON holds them."""
+        counts = {key: value for key, value in asdict(self).items() if not key.endswith("_by_position")}
+        names = ("mean_accept_length", "tokens_per_round", "tokens_per_second", "acceptance_by_position")
+        return counts | {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of a streamed answer. text may be empty while a character is incomplete. The last one has a
+    finish_reason."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stats: Stats | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A finished answer. finish_reason: "stop" (end of sequence), "length" or "cancelled". logprobs: None unless asked
+    for."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: Stats
+    logprobs: list[Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """One JSON object."""
+        return asdict(self) | {"stats": self.stats.to_dict()}
+
+
+class Stopwatch:
+    """Milliseconds between laps."""
+
+    def __init__(self) -> None:
+        self.last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Time since the last lap."""
+        now = time.perf_counter()
+        elapsed, self.last = now - self.last, now
+        return 1000 * elapsed

@@ -1,0 +1,1 @@
+"""Acceptance rules: which drafted tokens stay. One file each; rule.py says what one must offer."""

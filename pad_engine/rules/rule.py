@@ -1,0 +1,24 @@
+"""What an acceptance rule is: a local judgement of each node, and how the token after the accepted path is drawn."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from pad_engine.record import Record
+
+
+@dataclass(frozen=True)
+class AcceptanceRule:
+    """judge: from a record of N nodes to (accept bool `[N]`, score fp32 `[N]`); among accepted siblings the best score
+    wins, then the lowest index. end: how the token after the path is drawn. rows: the full rows that it must read.
+    walk: whether a node's judgement depends on its own row and judge alone. lossless: the output equals the target's.
+    """
+
+    name: str
+    judge: Callable[[Record], tuple[Tensor, Tensor]]
+    end: Literal["argmax", "sample", "residual(p - q)", "residual(h - q)"]
+    rows: Literal["none", "stop", "walk", "all"] = "none"
+    walk: Literal["local", "sequential"] = "local"
+    lossless: bool = False

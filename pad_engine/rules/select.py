@@ -1,0 +1,22 @@
+"""The rule of a request, from the engine's choice and the request's temperature."""
+
+from pad_engine.config import SamplingParams
+from pad_engine.errors import RequestError
+from pad_engine.rules.greedy import GREEDY
+from pad_engine.rules.match import MATCH
+from pad_engine.rules.rule import AcceptanceRule
+
+RULES = {rule.name: rule for rule in (GREEDY, MATCH)}
+
+
+def rule_for(rule: str | AcceptanceRule, params: SamplingParams) -> AcceptanceRule:
+    """`auto` is greedy at temperature 0 and match above."""
+    if isinstance(rule, AcceptanceRule):
+        return rule
+    if rule == "auto":
+        return GREEDY if params.greedy else MATCH
+    if rule not in RULES:
+        raise RequestError(f"rule must be auto or one of {', '.join(RULES)}, got {rule!r}")
+    if rule == "greedy" and not params.greedy:
+        raise RequestError(f"rule greedy needs temperature 0, got {params.temperature}", "use rule auto or match")
+    return RULES[rule]

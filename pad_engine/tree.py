@@ -1,0 +1,126 @@
+"""Draft trees, and the forest of rows that one pass of the target verifies.
+
+A tree is a list of tokens with a parent each; node 0 is the root, the sequence's last committed token, which the target
+has not read yet. A chain is a tree, and a plain decoding step is a tree of one node. A forest is several trees, of
+several sequences, behind one another. Run this file to see a tree and its mask. Next to read: verify.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Tokens proposed to follow `tokens[0]`.
+
+    parents[i] < i for every node but the root, whose parent is -1. `evidence` is the drafter's own class of how sure it
+    is (an n-gram drafter gives the length of its match); the controller keeps an acceptance rate for each class.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    evidence: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.tokens or len(self.tokens) != len(self.parents) or self.parents[0] != -1:
+            raise ValueError(f"a tree has a root with parent -1 and a parent a token, got {self.tokens}, {self.parents}")
+        if any(not 0 <= parent < node for node, parent in enumerate(self.parents) if node):
+            raise ValueError(f"parents must come before their children, got {self.parents}")
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], evidence: int = 0) -> "DraftTree":
+        """A tree without branches; `tokens[0]` is the root."""
+        return cls(list(tokens), list(range(-1, len(tokens) - 1)), evidence)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def depth(self) -> list[int]:
+        """The number of ancestors of each node."""
+        depth: list[int] = []
+        for parent in self.parents:
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+        return depth
+
+    def mask(self) -> Tensor:
+        """`[N, N]` bool: entry (i, j) says that j is i or an ancestor of i."""
+        mask = torch.eye(len(self), dtype=torch.bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                mask[node] |= mask[parent]
+        return mask
+
+    def clip(self, max_depth: int, max_nodes: int) -> "DraftTree":
+        """The tree without nodes deeper than max_depth, and of those left the first max_nodes."""
+        depth, kept, index = self.depth, [], {}
+        for node, parent in enumerate(self.parents):
+            if len(kept) < max_nodes and depth[node] <= max_depth and (parent < 0 or parent in index):
+                index[node] = len(kept)
+                kept.append(node)
+        if len(kept) == len(self):
+            return self
+        parents = [index[self.parents[node]] if node else -1 for node in kept]
+        return DraftTree([self.tokens[node] for node in kept], parents, self.evidence)
+
+
+@dataclass(frozen=True)
+class Forest:
+    """The rows of one pass: trees of several sequences, each sequence's rows side by side.
+
+    token, parent, depth, seq: int32 `[N]`; `parent` counts rows of the forest, -1 at roots. tree_mask_bits: int64
+    `[N, W]`, W = ceil(N / 64): bit j of row i says that row j is row i or an ancestor of it. starts: the roots' rows.
+    """
+
+    token: Tensor
+    parent: Tensor
+    depth: Tensor
+    seq: Tensor
+    tree_mask_bits: Tensor
+    starts: list[int]
+
+
+def make_forest(trees: Sequence[DraftTree], seqs: Sequence[int]) -> Forest:
+    """Lay trees behind one another. seqs: the sequence of each tree, all different."""
+    if len(set(seqs)) != len(seqs) or len(seqs) != len(trees):
+        raise ValueError(f"each tree needs a sequence of its own, got {list(seqs)} for {len(trees)} trees")
+    token: list[int] = []
+    parent: list[int] = []
+    depth: list[int] = []
+    seq: list[int] = []
+    starts: list[int] = []
+    for tree, s in zip(trees, seqs, strict=True):
+        start = len(token)
+        starts.append(start)
+        token += tree.tokens
+        parent += [start + p if p >= 0 else -1 for p in tree.parents]
+        depth += tree.depth
+        seq += [s] * len(tree)
+    columns = [torch.tensor(values, dtype=torch.int32) for values in (token, parent, depth, seq)]
+    return Forest(*columns, tree_mask_bits=mask_bits(parent), starts=starts)
+
+
+def mask_bits(parents: Sequence[int]) -> Tensor:
+    """int64 `[N, W]` words of ancestors-or-self, 64 nodes a word, lowest bit first; parents before children."""
+    words = (len(parents) + 63) // 64
+    ancestors: list[int] = []
+    for node, parent in enumerate(parents):
+        ancestors.append((ancestors[parent] if parent >= 0 else 0) | 1 << node)
+    rows = [[to_int64(bits >> 64 * word & 2**64 - 1) for word in range(words)] for bits in ancestors]
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def to_int64(bits: int) -> int:
+    """The same 64 bits as a signed number."""
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+if __name__ == "__main__":
+    example = DraftTree([11, 12, 13, 14, 15], [-1, 0, 0, 1, 1])
+    print("node token parent depth  sees")
+    for i, row in enumerate(example.mask()):
+        seen = "".join("x" if bit else "." for bit in row.tolist())
+        print(f"{i:4} {example.tokens[i]:5} {example.parents[i]:6} {example.depth[i]:5}  {seen}")

@@ -1,0 +1,1 @@
+"""Tree builders: from ranked continuations to the nodes that are worth verifying."""

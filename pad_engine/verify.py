@@ -1,0 +1,63 @@
+"""Read a prompt, verify a forest of draft trees in one pass of the target, and walk the accepted paths.
+
+Next to read: rules/greedy.py for what is accepted, models/decoder.py for the pass.
+"""
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from pad_engine.kernels.accept import accept_bits_ref, accept_path_ref
+from pad_engine.kv_cache import KVCache, RowGroup
+from pad_engine.models.decoder import Decoder
+from pad_engine.record import Record
+from pad_engine.rules.rule import AcceptanceRule
+from pad_engine.sampling import gumbel_pick
+from pad_engine.state import State
+from pad_engine.tree import DraftTree, make_forest
+
+
+def prefill(target: Decoder, cache: KVCache, seq: int, tokens: Sequence[int], chunk: int) -> None:
+    """Read the tokens of a sequence into its committed prefix, `chunk` rows a pass."""
+    for start in range(0, len(tokens), chunk):
+        part = tokens[start : start + chunk]
+        placement = cache.place([RowGroup(seq, part, range(len(part)))])
+        target.forward(placement, cache)
+        cache.commit(seq, range(len(part)))
+
+
+def verify(
+    target: Decoder,
+    cache: KVCache,
+    states: Sequence[State],
+    trees: Sequence[DraftTree],
+    num_tokens: int,
+    taps: Collection[int] = (),
+) -> Record:
+    """One pass over the trees of several sequences, one stream being a forest of one.
+
+    num_tokens: ids from here on are padding of the vocabulary and are never picked. The rows stay in the scratch until
+    the cache's commit. Returns the record of all nodes, in the order of the trees.
+    """
+    forest = make_forest(trees, [state.seq for state in states])
+    groups = [RowGroup(state.seq, tree.tokens, tree.depth, tree.mask()) for state, tree in zip(states, trees, strict=True)]
+    placement = cache.place(groups)
+    hidden, tapped = target.forward(placement, cache, taps)
+    logits = target.logits(hidden)[:, :num_tokens]
+    picks = []
+    for state, start, tree in zip(states, forest.starts, trees, strict=True):
+        rows = slice(start, start + len(tree))
+        temperature = 0.0 if state.params.greedy else state.params.temperature
+        # the token picked after a row stands one position behind it
+        picks.append(gumbel_pick(logits[rows], placement.positions[rows] + 1, state.seed, temperature))
+    return Record(forest, logits, torch.cat(picks).cpu(), tapped)
+
+
+def accept(record: Record, rule: AcceptanceRule) -> list[tuple[list[int], int]]:
+    """For each sequence the accepted path, as nodes of its own tree from the root on, and the token after it."""
+    forest = record.forest
+    judged, score = rule.judge(record)
+    kept = accept_bits_ref(judged, score, forest.parent)
+    paths = accept_path_ref(kept, forest.depth, forest.seq, forest.tree_mask_bits)
+    ends = record.row_pick.tolist()
+    return [([row - path[0] for row in path], ends[path[-1]]) for path in paths]
