@@ -1,7 +1,9 @@
 """pad_engine: speculative decoding for one stream at the lowest latency. Next to read: engine.py."""
 
+from importlib.metadata import version
+
 from pad_engine.config import SamplingParams
 from pad_engine.engine import Engine
 
-__version__ = "0.1.0"
+__version__ = version("pad-engine")
 __all__ = ["Engine", "SamplingParams", "__version__"]

@@ -14,7 +14,7 @@ from pad_engine.tree import DraftTree
 # A request takes at most 1 / FLOOR times the time of plain decoding, plus ALLOWANCE plain steps.
 FLOOR = 0.985
 ALLOWANCE = 1.0
-# Credit from rounds that won is kept for at most this many plain steps, so that a good start does not pay for a slow end.
+# Credit from rounds that won is kept for at most this many plain steps: a good start does not pay for a slow end.
 MAX_CREDIT = 8.0
 # What one round keeps of the counts before it: a window of about twenty rounds, after which old failures are forgotten
 # and drafting is tried again.

@@ -1,6 +1,6 @@
 """Keys and values: a committed prefix for each sequence, and a scratch for rows that may yet be rejected.
 
-One buffer holds the layers of one window size: `[layers, 2, seqs, kv_heads, scratch + slots, head_dim]`, keys before
+One buffer holds the layers of one window size: `[layers, 2, seqs, kv_heads, scratch + slots, head_dim]`, keys, then
 values. Scratch row r lives in slot `scratch - 1 - r` and the prefix begins at slot `scratch`, so scratch rows and prefix
 are one unbroken range to the attention, whatever their number, and nothing is copied to read them. In layers that see
 everything, position p lives in prefix slot p. In sliding layers the prefix is a ring of `window` slots, position p in
@@ -111,8 +111,12 @@ class KVCache:
             tokens += group.tokens
             positions += [length + depth for depth in group.depth]
             prompts += [self.prompt_lengths[group.seq]] * n
-        to = lambda values: torch.tensor(values, dtype=torch.int64, device=self.device)  # noqa: E731
-        return Placement(to(tokens), to(positions), torch.tensor(prompts), spans)
+        return Placement(
+            torch.tensor(tokens, device=self.device),
+            torch.tensor(positions, device=self.device),
+            torch.tensor(prompts),
+            spans,
+        )
 
     def visible(self, group: RowGroup, window: int | None) -> tuple[slice, Tensor | None]:
         """The slots that a group reads in layers of one window size, and its additive mask over them."""

@@ -9,9 +9,12 @@ from pad_engine.state import Commit
 
 @dataclass
 class Stats:
-    """Counts of one request. seed: the one that was used. draft_tokens: verified, roots excluded. accepted_tokens: drafted and kept. overrides:
-    accepted although the target would have chosen otherwise. acceptance_by_position: of the rounds that drafted so deep,
-    the share that kept a token there. Times in seconds; decode_seconds runs from the first pass after the prompt's."""
+    """Counts of one request. Times are in seconds; decode_seconds runs from the first pass after the prompt's.
+
+    seed: the one that was used. draft_tokens: verified, roots excluded. accepted_tokens: drafted and kept. overrides:
+    accepted although the target would have chosen otherwise. acceptance_by_position: of the rounds that drafted so
+    deep, the share that kept a token there.
+    """
 
     seed: int = 0
     prompt_tokens: int = 0

@@ -20,9 +20,11 @@ def encode(tokenizer: Any, prompt: Prompt, num_tokens: int) -> list[int]:
         text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
         ids = list(tokenizer(text, add_special_tokens=False).input_ids)
     elif all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-        ids = [int(item) for item in prompt]  # type: ignore[call-overload]
+        ids = [item for item in prompt if isinstance(item, int)]
     else:
-        raise RequestError(f"prompt must be text, a list of token ids or a list of messages, got {type(prompt).__name__}")
+        raise RequestError(
+            f"prompt must be text, a list of token ids or a list of messages, got {type(prompt).__name__}"
+        )
     if not ids:
         raise RequestError("the prompt is empty: at least one token is needed to go on from")
     for token in ids:

@@ -1,7 +1,7 @@
 """What one verification pass says of each node, and nothing more: rules decide from these few numbers.
 
-`row_*` describes a node's own row, the target's distribution after it; `judge_*` describes the row that judges the node,
-its parent's. A root is judged by nobody: its judge values are those of its own row, and rules always accept it.
+`row_*` describes a node's own row, the target's distribution after it; `judge_*` describes the row that judges the
+node, its parent's. A root is judged by nobody: its judge values are those of its own row, and rules always accept it.
 Next to read: rules/rule.py.
 """
 

@@ -26,7 +26,9 @@ class DraftTree:
 
     def __post_init__(self) -> None:
         if not self.tokens or len(self.tokens) != len(self.parents) or self.parents[0] != -1:
-            raise ValueError(f"a tree has a root with parent -1 and a parent a token, got {self.tokens}, {self.parents}")
+            raise ValueError(
+                f"a tree has a root with parent -1 and a parent a token, got {self.tokens}, {self.parents}"
+            )
         if any(not 0 <= parent < node for node, parent in enumerate(self.parents) if node):
             raise ValueError(f"parents must come before their children, got {self.parents}")
 
@@ -56,7 +58,9 @@ class DraftTree:
 
     def clip(self, max_depth: int, max_nodes: int) -> "DraftTree":
         """The tree without nodes deeper than max_depth, and of those left the first max_nodes."""
-        depth, kept, index = self.depth, [], {}
+        depth = self.depth
+        kept: list[int] = []
+        index: dict[int, int] = {}
         for node, parent in enumerate(self.parents):
             if len(kept) < max_nodes and depth[node] <= max_depth and (parent < 0 or parent in index):
                 index[node] = len(kept)
@@ -99,8 +103,12 @@ def make_forest(trees: Sequence[DraftTree], seqs: Sequence[int]) -> Forest:
         parent += [start + p if p >= 0 else -1 for p in tree.parents]
         depth += tree.depth
         seq += [s] * len(tree)
-    columns = [torch.tensor(values, dtype=torch.int32) for values in (token, parent, depth, seq)]
-    return Forest(*columns, tree_mask_bits=mask_bits(parent), starts=starts)
+    return Forest(column(token), column(parent), column(depth), column(seq), mask_bits(parent), starts)
+
+
+def column(values: Sequence[int]) -> Tensor:
+    """int32 `[N]`."""
+    return torch.tensor(values, dtype=torch.int32)
 
 
 def mask_bits(parents: Sequence[int]) -> Tensor:

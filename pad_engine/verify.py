@@ -40,7 +40,9 @@ def verify(
     the cache's commit. Returns the record of all nodes, in the order of the trees.
     """
     forest = make_forest(trees, [state.seq for state in states])
-    groups = [RowGroup(state.seq, tree.tokens, tree.depth, tree.mask()) for state, tree in zip(states, trees, strict=True)]
+    groups = [
+        RowGroup(state.seq, tree.tokens, tree.depth, tree.mask()) for state, tree in zip(states, trees, strict=True)
+    ]
     placement = cache.place(groups)
     hidden, tapped = target.forward(placement, cache, taps)
     logits = target.logits(hidden)[:, :num_tokens]

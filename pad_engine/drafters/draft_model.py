@@ -75,7 +75,7 @@ class DraftModel:
         return self.tree
 
     def catch_up(self, ids: list[int]) -> Tensor:
-        """Read the committed tokens that are missing from the cache; returns the logits `[1, num_tokens]` after them."""
+        """Read the committed tokens that the cache lacks; returns the logits `[1, num_tokens]` after them."""
         self.cache.discard(0)
         hidden = torch.empty(0)
         while self.cache.lengths[0] < len(ids):

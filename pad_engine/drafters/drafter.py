@@ -14,10 +14,21 @@ class Drafter(Protocol):
     its own, caches and tables.
     """
 
-    captured: bool
-    draft_probs: Literal["none", "scalar", "rows"]
-    taps: tuple[int, ...]
-    nbytes: int
+    @property
+    def captured(self) -> bool:
+        """See above."""
+
+    @property
+    def draft_probs(self) -> Literal["none", "scalar", "rows"]:
+        """See above."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """See above."""
+
+    @property
+    def nbytes(self) -> int:
+        """See above."""
 
     def begin(self, prompt: list[int]) -> None:
         """A new sequence."""

@@ -53,8 +53,8 @@ class NGram:
             self.ids.append(token)
 
     def matches(self) -> list[tuple[int, int]]:
-        """(length, place) of the earlier occurrences of the sequence's end, longest first, then latest; `place` is where
-        what followed begins."""
+        """(length, place) of the earlier occurrences of the sequence's end, longest first, then latest; `place` is
+        where what followed begins."""
         found = []
         for place in self.places.get(tuple(self.ids[-self.min_match :]), [])[: -MAX_PLACES - 1 : -1]:
             length = self.min_match

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..errors import ModelError
+from pad_engine.errors import ModelError
 
 MARKER = "pad_model.json"
 
@@ -47,22 +47,23 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
-def build(name: str, need_bytes: int, work: Callable[[Path, Path], None]) -> Path:
+def build(name: str, label: str, need_bytes: int, work: Callable[[Path, Path], None]) -> Path:
     """The complete folder `name` of the cache; `work(out, scratch)` fills it where it is not there yet.
 
     Both folders are empty and vanish when `work` fails. A second process waits for the first and takes its result.
+    Messages call the model `label`.
     Raises ModelError when the cache cannot be written, when it has less than `need_bytes` free, or when `work` does.
     """
     final = model_folder(name)
     if is_complete(final):
         return final
-    with _errors(name), _locked(final):
+    with _errors(label), _locked(final, label):
         if is_complete(final):
             return final
         _remove_stale(final.parent, name)
         free = shutil.disk_usage(final.parent).free
         if free < need_bytes:
-            raise _no_space(name, f"{need_bytes / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
+            raise _no_space(label, f"{need_bytes / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
         temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{name}@", dir=final.parent))
         try:
             out, scratch = temporary / "out", temporary / "scratch"
@@ -80,26 +81,26 @@ def build(name: str, need_bytes: int, work: Callable[[Path, Path], None]) -> Pat
     return final
 
 
-def _no_space(name: str, detail: str) -> ModelError:
+def _no_space(label: str, detail: str) -> ModelError:
     return ModelError(
-        f"{name}: no space left in the model cache {cache_root()} ({detail})",
+        f"{label}: no space left in the model cache {cache_root()} ({detail})",
         "free some space, or put the cache on another disk: PAD_CACHE=/path",
     )
 
 
 @contextlib.contextmanager
-def _errors(name: str) -> Iterator[None]:
+def _errors(label: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        raise ModelError(f"{name}: interrupted, nothing was kept", "run the same command again") from error
+        raise ModelError(f"{label}: interrupted, nothing was kept", "run the same command again") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _no_space(name, str(error)) from error
+            raise _no_space(label, str(error)) from error
         if error.filename is not None and not Path(os.fsdecode(error.filename)).is_relative_to(cache_root()):
-            raise ModelError(f"{name}: {error}") from error
+            raise ModelError(f"{label}: {error}") from error
         raise ModelError(
-            f"{name}: cannot write to the model cache {cache_root()} ({error})", "choose another one: PAD_CACHE=/path"
+            f"{label}: cannot write to the model cache {cache_root()} ({error})", "choose another one: PAD_CACHE=/path"
         ) from error
 
 
@@ -108,14 +109,14 @@ def _lock_path(folder: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(final: Path) -> Iterator[None]:
+def _locked(final: Path, label: str) -> Iterator[None]:
     """Hold the lock of `final`. The kernel drops it when the process dies, so none is ever stale."""
     final.parent.mkdir(parents=True, exist_ok=True)
     with open(_lock_path(final.parent, final.name), "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"{final.name}: waiting for another process that is preparing it")
+            say(f"{label}: waiting for another process that is preparing it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .download import Wheel
+from pad_engine.models.download import Wheel
 
 
 @dataclass(frozen=True)

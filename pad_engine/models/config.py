@@ -28,7 +28,9 @@ class Family:
 # Defaults as in the transformers configuration classes of the same names.
 FAMILIES = {
     "llama": Family({"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}),
-    "mistral": Family({"max_position_embeddings": 131072, "rope_theta": 10000.0, "sliding_window": 4096}, qkv_bias=False),
+    "mistral": Family(
+        {"max_position_embeddings": 131072, "rope_theta": 10000.0, "sliding_window": 4096}, qkv_bias=False
+    ),
     "qwen2": Family({"max_position_embeddings": 32768, "rope_theta": 10000.0, "sliding_window": 4096}, qkv_bias=True),
     "qwen3": Family(
         {"max_position_embeddings": 32768, "rope_theta": 10000.0, "sliding_window": 4096, "head_dim": 128}, qk_norm=True
@@ -92,7 +94,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"{path} not found", "a model folder holds config.json, *.safetensors and a tokenizer") from None
+        raise ModelError(
+            f"{path} not found", "a model folder holds config.json, *.safetensors and a tokenizer"
+        ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):

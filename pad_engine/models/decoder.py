@@ -6,6 +6,7 @@ Next to read: verify.py, which makes such rows of draft trees.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,11 @@ from pad_engine.models.config import ModelConfig
 from pad_engine.models.rope import RopeConfig, RopeTable
 
 GetTensor = Callable[[str], Tensor]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
 Angles = dict[RopeConfig, tuple[Tensor, Tensor]]
 
 
@@ -57,11 +63,7 @@ class Decoder:
         # Gemma's scale is rounded to the model's type before the product, as its checkpoints were trained
         self.embed_scale = torch.tensor(config.hidden_size**0.5, dtype=self.dtype).item() if config.gemma else None
         self.ropes = {rope: RopeTable(rope, max_length, self.dtype, self.device) for rope in set(config.ropes)}
-        self.act = {
-            "silu": F.silu,
-            "gelu": F.gelu,
-            "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-        }[config.hidden_act]
+        self.act = ACTIVATIONS[config.hidden_act]
 
     def _norm_weight(self, get: GetTensor, name: str) -> Tensor:
         weight = get(name)
@@ -168,9 +170,7 @@ class Decoder:
             cache.write(position, span, k[span.rows], v[span.rows])
             keys, values, mask = cache.read(position, span)
             parts.append(
-                tree_attention_ref(
-                    q[span.rows], keys, values, mask, config.attention_scale, config.attention_softcap
-                )
+                tree_attention_ref(q[span.rows], keys, values, mask, config.attention_scale, config.attention_softcap)
             )
         attended = layer.out(parts[0] if len(parts) == 1 else torch.cat(parts))
         if layer.attention_post_norm is not None:
@@ -197,7 +197,10 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all tensors that a checkpoint of this config must hold."""
     d, width = config.hidden_size, config.head_dim
     q, kv = config.num_heads * width, config.num_kv_heads * width
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d), "model.norm.weight": (d,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, d),
+        "model.norm.weight": (d,),
+    }
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, d)
     matrices = {

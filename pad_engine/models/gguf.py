@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ModelError
-from .gguf_config import build_config, build_generation_config, shortest
-from .gguf_tokenizer import build_tokenizer
+from pad_engine.errors import ModelError
+from pad_engine.models.gguf_config import build_config, build_generation_config, shortest
+from pad_engine.models.gguf_tokenizer import build_tokenizer
 
 # the bytes of a shard are all that a conversion holds in memory
 SHARD_BYTES = 1 << 30
@@ -227,7 +227,7 @@ def _save(shard: dict[str, Tensor], path: Path) -> None:
         save_file(shard, path, metadata={"format": "pt"})
     except SafetensorError as error:
         # safetensors wraps the number of the system's error in its text
-        code = errno.ENOSPC if re.search(r"code: 28\b", str(error)) else errno.EIO
+        code = errno.ENOSPC if re.search(r"(os error|code:) 28\b", str(error)) else errno.EIO
         raise OSError(code, str(error)) from error
     # it writes for the owner alone; a cache may be shared
     path.chmod(0o644)

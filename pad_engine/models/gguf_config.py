@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ModelError
+from pad_engine.errors import ModelError
 
 _CLASSES = {
     "llama": ("llama", "LlamaForCausalLM"),

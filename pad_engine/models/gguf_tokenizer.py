@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelError
+from pad_engine.errors import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

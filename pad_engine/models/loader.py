@@ -1,8 +1,10 @@
 """From names to a running engine: find the model, check it, load it, and put drafter, rule and controller around it."""
 
+import math
 import sys
+import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from pad_engine.errors import ModelError, RequestError
 from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder, expected_tensors
 from pad_engine.models.lora import open_adapters
-from pad_engine.models.memory import check, estimate
+from pad_engine.models.memory import Estimate, check, estimate
 from pad_engine.models.sources import resolve
 from pad_engine.models.weights import Checkpoint
 from pad_engine.rules.rule import AcceptanceRule
@@ -31,62 +33,97 @@ DEFAULT_MAX_LENGTH = 8192
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_engine(
+@dataclass(frozen=True)
+class LoadedModel:
+    """A target ready to decode. vocabulary: token to id. num_tokens: ids from here on are padding of the vocabulary.
+    eos_token_ids: the union of what config, generation config and tokenizer name."""
+
+    decoder: Decoder
+    tokenizer: Any
+    vocabulary: dict[str, int]
+    num_tokens: int
+    eos_token_ids: tuple[int, ...]
+
+
+def load_model(
     model: str | Path,
     *,
-    drafter: str | Drafter | None = None,
-    draft_model: str | Path | None = None,
-    trees: str = "chain",
-    rule: str | AcceptanceRule = "auto",
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     max_length: int | None = None,
     adapters: Sequence[str | Path] = (),
-    budget: int = 16,
-    fixed_budget: bool = False,
     accept_terms: bool = False,
     verbose: bool = False,
-) -> Engine:
-    """Load everything that Engine.from_pretrained names.
+) -> LoadedModel:
+    """Find, check and load a model.
 
-    drafter: "none", "ngram[:min=2,depth=15]", "draft-model[:depth=8]" or an object; by default draft-model when a
-    draft_model is given, else ngram. draft_model: a model like `model`, or "self:drop=3,4" / "self:layers=0,1" for the
-    target with layers left out. trees: "chain" or "best-first". device: "auto", "cpu", "cuda". dtype: "auto" is
-    float32 on a CPU and bfloat16 on a GPU. max_length: tokens of prompt and answer together. adapters: LoRA folders,
-    merged at load. budget: nodes of a tree at most, root included. fixed_budget: always draft the whole budget instead
-    of what pays. accept_terms: the licence terms of models that have some are accepted.
+    device: "auto", "cpu", "cuda". dtype: "auto" is float32 on a CPU and bfloat16 on a GPU. max_length: tokens of prompt
+    and answer together. adapters: LoRA folders, merged at load. accept_terms: the licence terms of models that have
+    some are accepted. verbose: the memory estimate is printed to standard error.
     """
-    if not 1 <= budget <= 64:
-        raise RequestError(f"budget must be in [1, 64], got {budget}")
-    device, dtype = pick_device(device), pick_dtype(dtype, pick_device(device))
+    device = pick_device(device)
     folder = resolve(model, accept_terms=accept_terms)
     config = ModelConfig.from_folder(folder)
     length = pick_length(max_length, config)
     tokenizer = load_tokenizer(folder)
     vocabulary = tokenizer.get_vocab()
-    target = load_decoder(folder, config, length, device, dtype, adapters=adapters, verbose=verbose)
-    num_tokens = min(config.vocab_size, max(vocabulary.values()) + 1)
+    decoder = load_decoder(
+        folder, config, length, device, pick_dtype(dtype, device), adapters=adapters, verbose=verbose
+    )
+    own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    return LoadedModel(
+        decoder,
+        tokenizer,
+        vocabulary,
+        num_tokens=min(config.vocab_size, max(vocabulary.values()) + 1),
+        eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + own_eos)),
+    )
+
+
+def make_engine(
+    loaded: LoadedModel,
+    *,
+    drafter: str | Drafter | None = None,
+    draft_model: str | Path | None = None,
+    trees: str = "chain",
+    rule: str | AcceptanceRule = "auto",
+    budget: int = 16,
+    fixed_budget: bool = False,
+    accept_terms: bool = False,
+) -> Engine:
+    """Put a drafter, a rule and a controller around a loaded model. Several engines may share one.
+
+    drafter: "none", "ngram[:min=2,depth=15]", "draft-model[:depth=8]" or an object; by default draft-model when a
+    draft_model is given, else ngram. draft_model: a model like the target, or "self:drop=3,4" / "self:layers=0,1" for
+    the target with layers left out. trees: "chain" or "best-first". budget: nodes of a tree at most, root included.
+    fixed_budget: always draft the whole budget instead of what pays.
+    """
+    if not 1 <= budget <= 64:
+        raise RequestError(f"budget must be in [1, 64], got {budget}")
+    depth = budget - 1
     if isinstance(drafter, str) or drafter is None:
         spec = drafter or ("draft-model" if draft_model else "ngram")
-        draft = None
-        if spec.startswith("draft-model"):
-            draft = load_draft(draft_model, target, vocabulary, length, device, dtype, accept_terms)
-        drafter, depth = make_drafter(spec, trees, budget, num_tokens, draft)
-    else:
-        depth = budget - 1
-    eos = dict.fromkeys(config.eos_token_ids)
-    if tokenizer.eos_token_id is not None:
-        eos[tokenizer.eos_token_id] = None
+        draft = load_draft(draft_model, loaded, accept_terms) if spec.startswith("draft-model") else None
+        drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft)
     return Engine(
-        target,
-        tokenizer,
+        loaded.decoder,
+        loaded.tokenizer,
         drafter,
         Controller(budget, depth, fixed=fixed_budget),
         rule=rule,
-        max_length=length,
-        num_tokens=num_tokens,
-        eos_token_ids=list(eos),
+        max_length=loaded.decoder.max_length,
+        num_tokens=loaded.num_tokens,
+        eos_token_ids=loaded.eos_token_ids,
     )
+
+
+MODEL_OPTIONS = ("device", "dtype", "max_length", "adapters", "accept_terms", "verbose")
+
+
+def load_engine(model: str | Path, **options: Any) -> Engine:
+    """load_model and make_engine in one: takes the options of both."""
+    ours = {key: options.pop(key) for key in MODEL_OPTIONS if key in options}
+    return make_engine(load_model(model, **ours), **options)
 
 
 def load_decoder(
@@ -111,7 +148,7 @@ def load_decoder(
         adapter.check(expected)
     need = memory_need(config, max_length, device, dtype)
     if verbose:
-        print(f"memory: {need}", file=sys.stderr)
+        print(need, file=sys.stderr)
     check(need, device)
 
     def get(name: str) -> torch.Tensor:
@@ -123,6 +160,26 @@ def load_decoder(
     return Decoder(config, get, max_length)
 
 
+def memory_need(config: ModelConfig, max_length: int, device: torch.device, dtype: torch.dtype) -> Estimate:
+    """What a model of this config takes for one sequence of max_length tokens."""
+    parameters = sum(math.prod(shape) for shape in expected_tensors(config).values())
+    if config.tie_word_embeddings and device.type == "cpu":
+        parameters += config.vocab_size * config.hidden_size  # the packed copy for the product (kernels/linear.py)
+    return estimate(
+        parameters=parameters,
+        kv_rows=[max_length if window is None else min(window, max_length) for window in config.windows],
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        max_rows=PREFILL_CHUNK,
+        logit_rows=64,
+        weight_bytes=dtype.itemsize,
+        kv_bytes=dtype.itemsize,
+    )
+
+
 def untie_if_different(checkpoint: Checkpoint, config: ModelConfig) -> ModelConfig:
     """A checkpoint that says it ties its embeddings and yet holds an output matrix of its own: that matrix is used, as
     transformers does, and the contradiction is said."""
@@ -130,8 +187,6 @@ def untie_if_different(checkpoint: Checkpoint, config: ModelConfig) -> ModelConf
     head = checkpoint.tensor("lm_head.weight", torch.float32, cpu)
     if torch.equal(head, checkpoint.tensor("model.embed_tokens.weight", torch.float32, cpu)):
         return config
-    import warnings
-
     warnings.warn(
         "config.json ties lm_head to the embeddings, but the checkpoint holds a different lm_head.weight: it is used",
         stacklevel=3,
@@ -149,25 +204,18 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
 
 
-def load_draft(
-    draft_model: str | Path | None,
-    target: Decoder,
-    vocabulary: dict[str, int],
-    max_length: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    accept_terms: bool,
-) -> tuple[Decoder, int]:
+def load_draft(draft_model: str | Path | None, target: LoadedModel, accept_terms: bool) -> tuple[Decoder, int]:
     """The draft model, and the number of ids that mean the same to both models."""
     if draft_model is None:
         raise RequestError("drafter draft-model needs a draft_model", 'a model, or "self:drop=3,4"')
+    decoder = target.decoder
     if str(draft_model).startswith("self:"):
-        return target.with_layers(self_layers(str(draft_model), target.config.num_layers)), target.config.vocab_size
+        return decoder.with_layers(self_layers(str(draft_model), decoder.config.num_layers)), target.num_tokens
     folder = resolve(draft_model, accept_terms=accept_terms)
     config = ModelConfig.from_folder(folder)
-    shared = shared_tokens(vocabulary, load_tokenizer(folder).get_vocab())
-    length = min(max_length, config.max_position_embeddings)
-    return load_decoder(folder, config, length, device, dtype), min(shared, config.vocab_size)
+    shared = shared_tokens(target.vocabulary, load_tokenizer(folder).get_vocab())
+    length = min(decoder.max_length, config.max_position_embeddings)
+    return load_decoder(folder, config, length, decoder.device, decoder.dtype), min(shared, config.vocab_size)
 
 
 def self_layers(spec: str, num_layers: int) -> list[int]:

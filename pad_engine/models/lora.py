@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ModelError
-from .weights import read_header
+from pad_engine.errors import ModelError
+from pad_engine.models.weights import read_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."

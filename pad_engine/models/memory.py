@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import ModelError
+from pad_engine.errors import ModelError
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ def parse_rope(raw: dict[str, Any], head_dim: int, nested: bool) -> dict[str, Ro
         sliding = {} if nested else full
     full.setdefault("rope_theta", raw["rope_theta"])
     sliding.setdefault("rope_theta", raw["rope_local_base_freq"] if nested else raw["rope_theta"])
-    build = lambda entry: make_rope(entry, head_dim, raw["max_position_embeddings"])  # noqa: E731
-    return {"full_attention": build(full), "sliding_attention": build(sliding)}
+    entries = {"full_attention": full, "sliding_attention": sliding}
+    return {kind: make_rope(entry, head_dim, raw["max_position_embeddings"]) for kind, entry in entries.items()}
 
 
 def make_rope(entry: dict[str, Any], head_dim: int, max_position_embeddings: int) -> RopeConfig:

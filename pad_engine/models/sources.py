@@ -13,9 +13,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ModelError
-from . import cache, download
-from .catalog import CATALOG, Entry
+from pad_engine.errors import ModelError
+from pad_engine.models. import cache, download
+from pad_engine.models.catalog import CATALOG, Entry
 
 # no pickles, no code, no other framework's weights
 _HUB_FILES = [
@@ -114,7 +114,7 @@ def _from_gguf(path: Path) -> Path:
     def work(out: Path, scratch: Path) -> None:
         _convert(path, out, path.name)
 
-    return cache.build(f"gguf-{re.sub(r'[^A-Za-z0-9._-]', '_', path.stem)}-{key}", 0, work)
+    return cache.build(f"gguf-{re.sub(r'[^A-Za-z0-9._-]', '_', path.stem)}-{key}", path.name, 0, work)
 
 
 def _folder_name(entry: Entry) -> str:
@@ -130,7 +130,7 @@ def _from_catalog(entry: Entry, accept_terms: bool, offline: bool) -> Path:
         _fetch(entry, gguf, out, scratch, offline)
         _convert(gguf, out, entry.name)
 
-    return cache.build(_folder_name(entry), entry.disk_bytes, work)
+    return cache.build(_folder_name(entry), entry.name, entry.disk_bytes, work)
 
 
 def _fetch(entry: Entry, gguf: Path, out: Path, scratch: Path, offline: bool) -> None:
@@ -148,7 +148,7 @@ def _fetch(entry: Entry, gguf: Path, out: Path, scratch: Path, offline: bool) ->
 
 
 def _convert(gguf: Path, out: Path, name: str) -> None:
-    from .gguf import convert
+    from pad_engine.models.gguf import convert
 
     cache.say(f"converting {name} to safetensors (once)")
     convert(gguf, out)

@@ -20,7 +20,7 @@ class Candidate:
 
 
 class TreeBuilder(Protocol):
-    """branches: how many continuations of one node are worth ranking. width: how many nodes of a level are continued."""
+    """branches: how many continuations of a node are worth ranking. width: how many nodes of a level are continued."""
 
     branches: int
     width: int
@@ -30,7 +30,7 @@ class TreeBuilder(Protocol):
 
 
 def most_likely(candidates: Sequence[Candidate], chosen: Sequence[int], count: int) -> list[int]:
-    """The `count` most likely of the chosen candidates; of equals the earlier one, so that no child precedes its parent."""
+    """The `count` most likely of the chosen candidates; of equals the earlier one, so that parents precede children."""
     return sorted(chosen, key=lambda c: (-candidates[c].log_prob, c))[:count]
 
 

@@ -1,0 +1,50 @@
+"""Prompts to measure with: Spec-Bench questions (Xia et al. 2024) from the user's file, and one edit of our own."""
+
+import json
+from pathlib import Path
+
+Message = dict[str, str]
+GROUPS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+# An edit: most of the answer stands in the question already.
+EDIT = """Below is a short program. Change the name of the variable `total` to `amount` everywhere, and change nothing \
+else. Answer with the whole program.
+
+def add_prices(prices):
+    total = 0
+    for price in prices:
+        total = total + price
+    return total
+
+def add_tax(prices, rate):
+    total = add_prices(prices)
+    total = total + total * rate
+    return total
+
+def print_bill(prices, rate):
+    total = add_tax(prices, rate)
+    for price in prices:
+        print("price:", price)
+    print("total:", total)
+"""
+
+
+def edit_messages() -> list[Message]:
+    """The edit prompt as a chat."""
+    return [{"role": "user", "content": EDIT}]
+
+
+def load(path: Path) -> dict[str, list[list[Message]]]:
+    """Spec-Bench's first turns by group: the eight MT-bench categories are one group."""
+    groups: dict[str, list[list[Message]]] = {group: [] for group in GROUPS}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        question = json.loads(line)
+        group = question["category"] if question["category"] in groups else "mt_bench"
+        groups[group].append([{"role": "user", "content": question["turns"][0]}])
+    return groups
+
+
+def spread(path: Path, count: int) -> list[list[Message]]:
+    """`count` questions, evenly spaced over the whole file."""
+    questions = [question for group in load(path).values() for question in group]
+    return [questions[i * len(questions) // count] for i in range(count)]

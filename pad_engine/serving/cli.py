@@ -1,0 +1,55 @@
+"""The command `pad`. Each command has a file of its own; what they share is in terminal.py. Next to read: generate.py."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from pad_engine.serving import generate, info, models
+from pad_engine.serving.terminal import quiet
+
+app = typer.Typer(
+    help="Speculative decoding for one stream at the lowest latency.",
+    no_args_is_help=True,
+    add_completion=False,
+    # plain text: errors in one line, and no traceback with boxes and local variables
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and leave."""
+    if wanted:
+        try:
+            print("pad-engine", version("pad-engine"))
+        except PackageNotFoundError:
+            print("pad-engine, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def pad(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=show_version)] = False,
+) -> None:
+    """Speculative decoding for one stream at the lowest latency."""
+
+
+app.command("generate")(generate.generate)
+app.command("models")(models.models)
+app.command("info")(info.info)
+
+
+def main() -> None:
+    """The entry point of the installed command."""
+    quiet()
+    for stream in (sys.stdout, sys.stderr):
+        # a terminal that cannot show a character gets a question mark, not an error
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    app()
+
+
+if __name__ == "__main__":
+    main()
