@@ -1,8 +1,8 @@
 """Keys and values: a committed prefix for each sequence, and a scratch for rows that may yet be rejected.
 
-One buffer holds the layers of one window size: `[layers, 2, seqs, kv_heads, scratch + slots, head_dim]`, keys, then
-values. Scratch row r lives in slot `scratch - 1 - r` and the prefix begins at slot `scratch`, so scratch rows and prefix
-are one unbroken range to the attention, whatever their number, and nothing is copied to read them. In layers that see
+One buffer holds the layers of one window size: `[layers, 2, seqs, kv_heads, scratch + slots, head_dim]`, keys first.
+Scratch row r lives in slot `scratch - 1 - r` and the prefix begins at slot `scratch`, so scratch rows and prefix are
+one unbroken range to the attention, whatever their number, and nothing is copied to read them. In layers that see
 everything, position p lives in prefix slot p. In sliding layers the prefix is a ring of `window` slots, position p in
 slot p modulo the window: a rejected row never overwrites a key that is needed again, because it never left the scratch.
 """

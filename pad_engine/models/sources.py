@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pad_engine.errors import ModelError
-from pad_engine.models. import cache, download
+from pad_engine.models import cache, download
 from pad_engine.models.catalog import CATALOG, Entry
 
 # no pickles, no code, no other framework's weights
