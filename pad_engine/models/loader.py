@@ -141,8 +141,8 @@ def load_decoder(
     expected = expected_tensors(config)
     if config.tie_word_embeddings and checkpoint.has("lm_head.weight"):
         config = untie_if_different(checkpoint, config)
-        expected = expected_tensors(config) | {"lm_head.weight": expected["model.embed_tokens.weight"]}
-    checkpoint.require(expected)
+        expected = expected_tensors(config)
+    checkpoint.require(expected, optional=["lm_head.weight"])
     merged = open_adapters(adapters)
     for adapter in merged:
         adapter.check(expected)
