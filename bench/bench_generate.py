@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM
 from pad_engine import Engine, SamplingParams
 from pad_engine.models.loader import load_model, make_engine
 from pad_engine.models.sources import resolve
-from pad_engine.prompt import encode
 
 
 def engine_seconds(engine: Engine, ids: list[int], params: SamplingParams) -> float:
@@ -58,7 +57,7 @@ def main() -> None:
 
     loaded = load_model(args.model, dtype=args.dtype, device=args.device, max_length=4096, accept_terms=True)
     plain, fast = make_engine(loaded, drafter="none"), make_engine(loaded, drafter=args.drafter)
-    edit = encode(loaded.tokenizer, questions.edit_messages(), loaded.num_tokens)
+    edit = questions.encoded(loaded, questions.edit_messages())
     params = SamplingParams(args.tokens, ignore_eos=True)
     results: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "tokens": args.tokens, "drafter": args.drafter}
 
@@ -83,7 +82,7 @@ def main() -> None:
         chosen = messages[:: max(1, len(messages) // args.per_group)][: args.per_group]
         pairs, accepted, rounds = [], 0, 0
         for question in chosen:
-            ids = encode(loaded.tokenizer, question, loaded.num_tokens)
+            ids = questions.encoded(loaded, question)
             before, out = engine_seconds(plain, ids, params), fast.generate(ids, params)
             pairs.append((before, out.stats.decode_seconds))
             accepted, rounds = accepted + out.stats.accepted_tokens, rounds + out.stats.rounds

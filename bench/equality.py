@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 from pad_engine import Engine, SamplingParams
 from pad_engine.models.loader import LoadedModel, load_model, make_engine
 from pad_engine.models.sources import resolve
-from pad_engine.prompt import encode
 
 GREEDY = [
     {"drafter": "none"},
@@ -84,10 +83,7 @@ def main() -> None:
     args = parser.parse_args()
 
     loaded = load_model(args.model, dtype=args.dtype, device="cpu", max_length=4096, accept_terms=True)
-    prompts = [
-        encode(loaded.tokenizer, question, loaded.num_tokens)
-        for question in questions.spread(args.questions, args.prompts)
-    ]
+    prompts = [questions.encoded(loaded, question) for question in questions.spread(args.questions, args.prompts)]
     results: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "tokens": args.tokens, "runs": []}
     for temperature in args.temperatures:
         params = [SamplingParams(args.tokens, temperature=temperature, seed=seed) for seed in range(len(prompts))]

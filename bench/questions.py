@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+from pad_engine.models.loader import LoadedModel
+from pad_engine.prompt import encode
+
 Message = dict[str, str]
 GROUPS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 
@@ -42,6 +45,12 @@ def load(path: Path) -> dict[str, list[list[Message]]]:
         group = question["category"] if question["category"] in groups else "mt_bench"
         groups[group].append([{"role": "user", "content": question["turns"][0]}])
     return groups
+
+
+def encoded(model: LoadedModel, messages: list[Message]) -> list[int]:
+    """A question as the model's own chat, or as bare text for a model without a chat template."""
+    chat = bool(getattr(model.tokenizer, "chat_template", None))
+    return encode(model.tokenizer, messages if chat else messages[0]["content"], model.num_tokens)
 
 
 def spread(path: Path, count: int) -> list[list[Message]]:
