@@ -42,12 +42,13 @@ def engine_for(loaded: LoadedModel, variant: dict[str, Any], draft_model: str, f
     return make_engine(loaded, fixed_budget=fixed, **options)
 
 
-def greedy_oracle(folder: Path, prompts: list[list[int]], tokens: int, dtype: torch.dtype) -> list[list[int]]:
-    """What transformers generates."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+def greedy_oracle(folder: Path, prompts: list[list[int]], tokens: int, loaded: LoadedModel) -> list[list[int]]:
+    """What transformers generates, on the same device and in the same type."""
+    decoder = loaded.decoder
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=decoder.dtype).to(decoder.device)
     answers = []
     for ids in prompts:
-        prompt = torch.tensor([ids])
+        prompt = torch.tensor([ids], device=decoder.device)
         mask = torch.ones_like(prompt)
         out = model.generate(prompt, attention_mask=mask, max_new_tokens=tokens, do_sample=False)
         answers.append(out[0, len(ids) :].tolist())
@@ -78,17 +79,18 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 0.7, 1.0])
     parser.add_argument("--out", default="cpu")
     args = parser.parse_args()
 
-    loaded = load_model(args.model, dtype=args.dtype, device="cpu", max_length=4096, accept_terms=True)
+    loaded = load_model(args.model, dtype=args.dtype, device=args.device, max_length=4096, accept_terms=True)
     prompts = [questions.encoded(loaded, question) for question in questions.spread(args.questions, args.prompts)]
     results: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "tokens": args.tokens, "runs": []}
     for temperature in args.temperatures:
         params = [SamplingParams(args.tokens, temperature=temperature, seed=seed) for seed in range(len(prompts))]
         if temperature == 0:
-            expected = greedy_oracle(resolve(args.model, accept_terms=True), prompts, args.tokens, loaded.decoder.dtype)
+            expected = greedy_oracle(resolve(args.model, accept_terms=True), prompts, args.tokens, loaded)
         else:
             plain = engine_for(loaded, {"drafter": "none"}, args.draft_model, False)
             expected = [plain.generate(ids, p).token_ids for ids, p in zip(prompts, params, strict=True)]
@@ -96,7 +98,7 @@ def main() -> None:
             found = compare(engine_for(loaded, variant, args.draft_model, True), prompts, expected, params)
             results["runs"].append({"temperature": temperature, **variant, **found})
             print(results["runs"][-1], flush=True)
-    path = harness.save(f"equality-{args.model}-{args.dtype}", " ".join(["python", *sys.argv]), results, args.out)
+    path = harness.save(f"equality-{args.model}-{args.device}-{args.dtype}", " ".join(["python", *sys.argv]), results, args.out)
     print(path)
 
 

@@ -1,5 +1,7 @@
 """From judgements of single nodes to the accepted path of each sequence."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -7,11 +9,12 @@ from torch import Tensor
 def accept_bits_ref(accept: Tensor, score: Tensor, parent: Tensor) -> Tensor:
     """Keep one accepted child a node: the best score, then the lowest index. Roots are always kept.
 
-    accept: bool `[N]`; score: fp32 `[N]`; parent: int `[N]`, -1 at roots. Returns bool `[N]`.
+    accept: bool `[N]`; score: fp32 `[N]`, a NaN below any other; parent: int `[N]`, -1 at roots. Returns bool `[N]`.
     """
     kept = parent < 0
     best: dict[int, int] = {}
-    scores = score.tolist()
+    # a pair, so that -inf and NaN stay two things
+    scores = [(False, 0.0) if math.isnan(value) else (True, value) for value in score.tolist()]
     for node, (ok, p) in enumerate(zip(accept.tolist(), parent.tolist(), strict=True)):
         if p >= 0 and ok and (p not in best or scores[node] > scores[best[p]]):
             best[p] = node

@@ -3,9 +3,6 @@
 Next to read: kernels/accept.py for the meaning, csrc/cpu/accept.cpp for the loops.
 """
 
-import math
-
-import torch
 from torch import Tensor
 
 from pad_engine import native, native_accept
@@ -34,7 +31,6 @@ def judged_paths(forest: Forest, judged: Tensor, score: Tensor) -> list[list[int
     if native.available():
         kept = native_accept.accept_bits(judged.contiguous(), score.contiguous(), forest.parent)
         return native_accept.accept_path(forest.tree_mask_bits, kept, forest.depth, forest.seq, len(forest.starts))
-    lowest = torch.finfo(score.dtype).min
-    score = score.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=lowest)
+    # the reference compares as Python does, where nothing exceeds a NaN that came first
     kept = accept_bits_ref(judged, score, forest.parent)
     return accept_path_ref(kept, forest.depth, forest.seq, forest.tree_mask_bits)

@@ -100,9 +100,11 @@ class KVCache:
         prompts: list[int] = []
         spans: list[Span] = []
         for group in groups:
+            rows = len(self.depths[group.seq]) + len(group.tokens)
+            if rows > self.scratch:
+                raise ValueError(f"{rows} rows of sequence {group.seq} do not fit a scratch of {self.scratch}")
+        for group in groups:
             n, length, used = len(group.tokens), self.lengths[group.seq], len(self.depths[group.seq])
-            if used + n > self.scratch:
-                raise ValueError(f"{used + n} rows of sequence {group.seq} do not fit a scratch of {self.scratch}")
             self.depths[group.seq] += group.depth
             # slots run backwards, so the last row has the lowest slot
             write = slice(self.scratch - used - n, self.scratch - used)

@@ -69,6 +69,55 @@ PAD_API pad_status pad_gumbel(uint64_t seed, uint32_t position, uint32_t purpose
 PAD_API pad_status pad_gumbel_pick(const float *logits, size_t rows, size_t vocab, size_t row_stride,
                                    const uint32_t *positions, uint64_t seed, float temperature, int32_t *out_id);
 
+/* The accepted path. A forest is n rows, each one node of a draft tree: the trees of several sequences behind one
+ * another, parents before children. Arrays have one entry a row unless another size is given; n is at most 2^31 - 1.
+ *
+ *     token, parent, depth, seq    the node's token, its parent's row (-1 at a root), its number of ancestors, its
+ *                                  sequence; a sequence has one root, and its rows lie side by side
+ *     row_pick                     the target's own token after each node
+ *     tree_mask_bits [n * W]       W = ceil(n / 64) words a row, bit j % 64 of word j / 64: row j is the node or an
+ *                                  ancestor of it (signed words of the same bits will do)
+ *
+ * pad_accept_match or a rule of the caller's judges single nodes, pad_accept_bits leaves each node one child at most,
+ * pad_accept_path reads off the paths; pad_match_path is the three in one call. Outputs may not overlap inputs, and
+ * hold nothing of use after a failure.
+ */
+
+/* accept[i] = 1 where token[i] == row_pick[parent[i]] and at roots, else 0. */
+PAD_API pad_status pad_accept_match(const int32_t *token, const int32_t *parent, const int32_t *row_pick, size_t n,
+                                    uint8_t *accept);
+
+/* Of each node's accepted children (accept[i] != 0) keep the one with the best score, then the lowest row; any number
+ * beats NaN. Roots are kept whatever accept says. A null score means that all are equal.
+ * kept [W]: the rows that are kept, as bits; the bits from n on are 0. */
+PAD_API pad_status pad_accept_bits(const uint8_t *accept, const float *score, const int32_t *parent, size_t n,
+                                   uint64_t *kept);
+
+/* Node i is on its sequence's path iff tree_mask_bits[i] & ~kept == 0: it and all its ancestors are kept.
+ * num_roots: rows of depth 0, which must all be kept; of other rows at most one child a node may be.
+ * path [n]: the rows of the paths behind one another, sequences in the forest's order, roots first.
+ * path_length [num_roots]: how many rows each sequence has of them, its root included. */
+PAD_API pad_status pad_accept_path(const uint64_t *tree_mask_bits, const uint64_t *kept, const int32_t *depth,
+                                   const int32_t *seq, size_t n, size_t num_roots, int32_t *path, int32_t *path_length);
+
+/* Greedy and match acceptance of a whole forest: pad_accept_match, pad_accept_bits with equal scores (of equal
+ * siblings the lowest row stays) and pad_accept_path.
+ * kept [W], path [n], path_length [num_roots]: as above. end_token [num_roots]: row_pick after each path's last row. */
+PAD_API pad_status pad_match_path(const int32_t *token, const int32_t *parent, const int32_t *row_pick,
+                                  const uint64_t *tree_mask_bits, const int32_t *depth, const int32_t *seq, size_t n,
+                                  size_t num_roots, uint64_t *kept, int32_t *path, int32_t *path_length,
+                                  int32_t *end_token);
+
+/* Which slots of a key/value buffer to copy so that the rows of one sequence join its committed prefix. Scratch row r
+ * lives in slot scratch - 1 - r, and position p of the prefix in slot scratch + p % ring; so no source is a target.
+ * rows [num_rows]: scratch rows, each below `scratch`, to become the positions length, length + 1, and so on.
+ * ring: the window of a sliding layer, of whose rows only the last `ring` are kept; the capacity of any other layer,
+ * where it is for the caller to see that length + num_rows does not exceed it.
+ * source, target [min(num_rows, ring)]: copy the first to the second, entry by entry.
+ * length + num_rows and scratch + ring are at most 2^31 - 1. */
+PAD_API pad_status pad_commit_list(const int32_t *rows, size_t num_rows, size_t length, size_t scratch, size_t ring,
+                                   int32_t *source, int32_t *target);
+
 #ifdef __cplusplus
 }
 #endif
