@@ -59,7 +59,12 @@ def main() -> None:
     plain, fast = make_engine(loaded, drafter="none"), make_engine(loaded, drafter=args.drafter)
     edit = questions.encoded(loaded, questions.edit_messages())
     params = SamplingParams(args.tokens, ignore_eos=True)
-    results: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "tokens": args.tokens, "drafter": args.drafter}
+    results: dict[str, Any] = {
+        "model": Path(args.model).stem,
+        "dtype": args.dtype,
+        "tokens": args.tokens,
+        "drafter": args.drafter,
+    }
 
     # the edit's whole answer, which is longer than the other prompts' 64 tokens
     whole = SamplingParams(160)
@@ -89,7 +94,7 @@ def main() -> None:
         ratio = sum(before for before, _ in pairs) / sum(after for _, after in pairs)
         results["groups"][group] = {"over plain": round(ratio, 3), "mean_accept_length": round(accepted / rounds, 3)}
         print(group, results["groups"][group], flush=True)
-    name = f"generate-{args.model}-{args.dtype}"
+    name = f"generate-{Path(args.model).stem}-{args.dtype}"
     print(harness.save(name, " ".join(["python", *sys.argv]), results, args.out))
 
 

@@ -81,12 +81,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 0.7, 1.0])
+    parser.add_argument("--suffix", default="", help="appended to the name of the result file")
     parser.add_argument("--out", default="cpu")
     args = parser.parse_args()
 
     loaded = load_model(args.model, dtype=args.dtype, device=args.device, max_length=4096, accept_terms=True)
     prompts = [questions.encoded(loaded, question) for question in questions.spread(args.questions, args.prompts)]
-    results: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "tokens": args.tokens, "runs": []}
+    results: dict[str, Any] = {"model": Path(args.model).stem, "dtype": args.dtype, "tokens": args.tokens, "runs": []}
     for temperature in args.temperatures:
         params = [SamplingParams(args.tokens, temperature=temperature, seed=seed) for seed in range(len(prompts))]
         if temperature == 0:
@@ -98,7 +99,12 @@ def main() -> None:
             found = compare(engine_for(loaded, variant, args.draft_model, True), prompts, expected, params)
             results["runs"].append({"temperature": temperature, **variant, **found})
             print(results["runs"][-1], flush=True)
-    path = harness.save(f"equality-{args.model}-{args.device}-{args.dtype}", " ".join(["python", *sys.argv]), results, args.out)
+    path = harness.save(
+        f"equality-{Path(args.model).stem}-{args.device}-{args.dtype}{args.suffix}",
+        " ".join(["python", *sys.argv]),
+        results,
+        args.out,
+    )
     print(path)
 
 

@@ -31,6 +31,5 @@ def judged_paths(forest: Forest, judged: Tensor, score: Tensor) -> list[list[int
     if native.available():
         kept = native_accept.accept_bits(judged.contiguous(), score.contiguous(), forest.parent)
         return native_accept.accept_path(forest.tree_mask_bits, kept, forest.depth, forest.seq, len(forest.starts))
-    # the reference compares as Python does, where nothing exceeds a NaN that came first
     kept = accept_bits_ref(judged, score, forest.parent)
     return accept_path_ref(kept, forest.depth, forest.seq, forest.tree_mask_bits)
