@@ -1,6 +1,5 @@
 """Parameters of one request, and the `name:key=value` form in which drafters, trees and rules are named."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +7,7 @@ from pad_engine.errors import RequestError
 
 # Below this temperature the largest logit always wins in fp32, so it is treated as 0.
 MIN_TEMPERATURE = 1e-5
+MAX_TEMPERATURE = 1000.0
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if not isinstance(self.max_tokens, int) or isinstance(self.max_tokens, bool) or self.max_tokens < 1:
             raise RequestError(f"max_tokens must be a whole number of at least 1, got {self.max_tokens!r}")
-        if not isinstance(self.temperature, int | float) or not 0 <= self.temperature < math.inf:
-            raise RequestError(f"temperature must be a finite number of at least 0, got {self.temperature!r}")
-        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 2**64):
+        if not isinstance(self.temperature, int | float) or not 0 <= self.temperature <= MAX_TEMPERATURE:
+            raise RequestError(f"temperature must be in [0, {MAX_TEMPERATURE:g}], got {self.temperature!r}")
+        whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        if self.seed is not None and not (whole and 0 <= self.seed < 2**64):
             raise RequestError(f"seed must be a whole number in [0, 2^64), got {self.seed!r}")
 
     @property

@@ -6,13 +6,14 @@ are plain: FLOOR says how slow a request can get at worst.
 """
 
 from collections import defaultdict, deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from statistics import median
 
 from pad_engine.tree import DraftTree
 
-# A request takes at most 1 / FLOOR times the time of plain decoding, plus ALLOWANCE plain steps and what the one round
-# loses that goes beyond them.
+# A request takes at most 1 / FLOOR times the time of plain decoding, plus ALLOWANCE plain steps, as far as measured
+# costs foretell those of the next round.
 FLOOR = 0.985
 ALLOWANCE = 1.0
 # Credit from rounds that won is kept for at most this many plain steps: a good start does not pay for a slow end.
@@ -58,18 +59,33 @@ class CostTable:
         return known[nearest] * (1 + ROW_SHARE * rows) / (1 + ROW_SHARE * nearest)
 
 
-class Acceptance:
-    """For each class of evidence and each depth: how often a drafted token was accepted, once all before it were."""
+class DraftCost:
+    """Milliseconds of drafting so many tokens in a row: so much a token, the median of the last few drafts."""
 
     def __init__(self) -> None:
-        self.tried: dict[tuple[int, int], float] = defaultdict(float)
-        self.accepted: dict[tuple[int, int], float] = defaultdict(float)
+        self.samples: deque[float] = deque(maxlen=5)
 
-    def add(self, evidence: int, depth: int, accepted: int) -> None:
+    def add(self, depth: int, milliseconds: float) -> None:
+        """One measured draft."""
+        self.samples.append(milliseconds / depth)
+
+    def __call__(self, depth: int) -> float:
+        """The expected cost of a draft; 0 when nothing was measured yet."""
+        return depth * median(self.samples) if self.samples else 0.0
+
+
+class Acceptance:
+    """For each class of rounds and each depth: how often a drafted token was accepted, once all before it were."""
+
+    def __init__(self) -> None:
+        self.tried: dict[tuple[Hashable, int], float] = defaultdict(float)
+        self.accepted: dict[tuple[Hashable, int], float] = defaultdict(float)
+
+    def add(self, kind: Hashable, depth: int, accepted: int) -> None:
         """A round that drafted `depth` tokens in a row and kept `accepted` of them."""
         for level in range(1, min(depth, accepted + 1) + 1):
-            self.tried[evidence, level] += 1
-            self.accepted[evidence, level] += level <= accepted
+            self.tried[kind, level] += 1
+            self.accepted[kind, level] += level <= accepted
 
     def decay(self) -> None:
         """Let old rounds count less."""
@@ -77,12 +93,12 @@ class Acceptance:
             for key in counts:
                 counts[key] *= DECAY
 
-    def expected_lengths(self, evidence: int, depth: int) -> list[float]:
+    def expected_lengths(self, kind: Hashable, depth: int) -> list[float]:
         """Expected number of accepted tokens for draft lengths 0 to `depth`. A depth that was seldom reached leans on
         the rate of the depth before it."""
         expected, product, prior = [0.0], 1.0, PRIOR_ACCEPTANCE
         for level in range(1, depth + 1):
-            key = (evidence, level)
+            key = (kind, level)
             prior = (self.accepted[key] + PRIOR_WEIGHT * prior) / (self.tried[key] + PRIOR_WEIGHT)
             product *= prior
             expected.append(expected[-1] + product)
@@ -92,12 +108,15 @@ class Acceptance:
 class Controller:
     """Decides each round's budget. fixed: always draft `max_budget` nodes (benchmarks, tests of equality).
 
-    max_budget: nodes of a tree at most, root included. max_depth: drafted tokens in a row at most.
+    max_budget: nodes of a tree at most, root included. max_depth: drafted tokens in a row at most. branching: trees
+    have branches, so what is accepted depends on their size as well as on their depth, and is counted by size.
     """
 
-    def __init__(self, max_budget: int, max_depth: int, *, fixed: bool = False) -> None:
+    def __init__(self, max_budget: int, max_depth: int, *, branching: bool = False, fixed: bool = False) -> None:
+        self.branching = branching
         self.max_budget, self.max_depth, self.fixed = max_budget, max_depth, fixed
-        self.verify_cost, self.draft_cost = CostTable(), CostTable()
+        self.verify_cost, self.draft_cost = CostTable(), DraftCost()
+        self.budgets = sorted({budget for budget in BUDGETS if 1 < budget < max_budget} | {max_budget})
         self.begin()
 
     def begin(self) -> None:
@@ -105,6 +124,7 @@ class Controller:
         self.acceptance = Acceptance()
         self.lost = 0.0  # milliseconds spent beyond what plain decoding would have needed
         self.allowed = 0.0
+        self.planned = 1  # the budget of the round at work
 
     def decide(self, evidence: int, remaining: int) -> RoundPlan:
         """The next round's size. evidence: the drafter's class of its draft, negative when it has none. remaining: how
@@ -116,16 +136,18 @@ class Controller:
             return RoundPlan(self.max_budget, depth)
         plain = self.verify_cost(1)
         # the yardstick comes first: a plain step must have been measured
-        if not self.verify_cost.samples.get(1) or self.lost > self.allowed + ALLOWANCE * plain:
+        if not self.verify_cost.samples.get(1):
             return RoundPlan()
-        lengths = self.acceptance.expected_lengths(evidence, depth)
         best, best_rate = RoundPlan(), 1.0
-        for budget in (b for b in BUDGETS if 1 < b <= self.max_budget):
+        for budget in self.budgets:
             drafted = min(budget - 1, depth)
+            lengths = self.acceptance.expected_lengths((evidence, self.branching * budget), drafted)
             cost = (self.verify_cost(budget) + self.draft_cost(drafted)) / plain
             rate = (1 + lengths[drafted]) / cost
-            if rate > best_rate:
+            # a round that is rejected whole must not pass the bound either
+            if rate > best_rate and self.lost + (cost - 1) * plain <= self.allowed + ALLOWANCE * plain:
                 best, best_rate = RoundPlan(budget, drafted), rate
+        self.planned = best.budget
         return best
 
     def observe(self, tree: DraftTree, accepted: int, emitted: int, draft_ms: float, verify_ms: float) -> None:
@@ -134,7 +156,7 @@ class Controller:
         self.verify_cost.add(nodes, verify_ms)
         if depth:
             self.draft_cost.add(depth, draft_ms)
-            self.acceptance.add(tree.evidence, depth, accepted)
+            self.acceptance.add((tree.evidence, self.branching * self.planned), depth, accepted)
         self.acceptance.decay()
         plain = self.verify_cost(1)
         self.allowed += emitted * plain * (1 / FLOOR - 1)

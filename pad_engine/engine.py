@@ -11,6 +11,7 @@ Plain decoding is the round with a tree of one node. Next to read: tree.py, veri
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ class Engine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache = target.new_cache(capacity=max_length, scratch=max(PREFILL_CHUNK, controller.max_budget))
         self.lock = threading.Lock()
+        self.serving: int | None = None  # the thread whose request is running
         self.cancelled = threading.Event()
 
     @classmethod
@@ -112,9 +114,21 @@ class Engine:
         """End the running request after its round; its stream closes with finish_reason "cancelled"."""
         self.cancelled.set()
 
+    @contextmanager
+    def _serve(self) -> Iterator[None]:
+        """Wait for other threads' requests. A thread that asks again inside its own stream would wait for ever."""
+        with self.lock:
+            self.serving = threading.get_ident()
+            try:
+                yield
+            finally:
+                self.serving = None
+
     @torch.inference_mode()
     def _run(self, ids: list[int], params: SamplingParams, rule: AcceptanceRule) -> Iterator[Delta]:
-        with self.lock:
+        if self.serving == threading.get_ident():
+            raise RequestError("this thread has an open stream on this engine", "read it to its end or close it first")
+        with self._serve():
             self.cancelled.clear()
             seed = secrets.randbits(53) if params.seed is None else params.seed
             state = State(list(ids), len(ids), self.max_length, params, seed, self.eos_token_ids)

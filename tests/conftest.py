@@ -29,8 +29,8 @@ def seeded() -> None:
 
 
 @pytest.fixture(scope="session")
-def make_model(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
-    """make_model(family, seed, **options) -> folder, see tiny.make_tiny_model. Written once: do not change its files."""
+def make_model(tmp_path_factory: pytest.TempPathFactory):
+    """make_model(family, seed, **options) -> folder, see tiny.make_tiny_model. Do not change its files."""
     from tiny import ModelStore
 
     return ModelStore(tmp_path_factory.mktemp("models"))

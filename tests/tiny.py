@@ -1,4 +1,4 @@
-"""Random tiny models on disk, the engine around them, and transformers as the oracle. Tests share it; nothing is fetched.
+"""Random tiny models on disk, the engine around them, and transformers as the oracle. Nothing is fetched.
 
 The token id of a byte is the byte itself, so texts and ids are easy to tell apart from each other.
 """
@@ -86,7 +86,7 @@ def make_tokenizer(tokens: int = VOCAB, swap: tuple[int, int] | None = None, add
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    names = list(bytes_to_unicode()[byte] for byte in range(256))
+    names = [bytes_to_unicode()[byte] for byte in range(256)]
     names += ["<eos>", "<bos>", *(f"<x{i}>" for i in range(258, tokens))]
     if swap:
         names[swap[0]], names[swap[1]] = names[swap[1]], names[swap[0]]

@@ -40,9 +40,10 @@ class DraftModel:
         return self.cache.nbytes
 
     def begin(self, prompt: list[int]) -> None:
-        """A new sequence; its prompt is read with the first draft."""
+        """A new sequence; its prompt is read at once, as part of the target's own reading."""
         self.reset()
         self.cache.reset(0, len(prompt))
+        self.catch_up(prompt[: min(len(prompt), self.cache.capacity) - 1])
 
     def reset(self) -> None:
         """Forget the sequence."""
@@ -62,7 +63,8 @@ class DraftModel:
             return DraftTree.chain([state.root])
         candidates: list[Candidate] = []
         rows: dict[int, int] = {}  # candidate -> scratch row
-        parents, logits = [-1], self.catch_up(state.ids)
+        parents = [-1]
+        logits = self.decoder.logits(self.catch_up(state.ids))[:, : self.num_tokens]
         for level in range(1, depth + 1):
             fresh = self.rank(state, candidates, parents, logits, level)
             if level == depth:
@@ -75,15 +77,17 @@ class DraftModel:
         return self.tree
 
     def catch_up(self, ids: list[int]) -> Tensor:
-        """Read the committed tokens that the cache lacks; returns the logits `[1, num_tokens]` after them."""
+        """Read the committed tokens that the cache lacks; returns the last one's hidden state `[1, hidden_size]`."""
         self.cache.discard(0)
         hidden = torch.empty(0)
+        vocab = self.decoder.config.vocab_size
         while self.cache.lengths[0] < len(ids):
-            tokens = ids[self.cache.lengths[0] : self.cache.lengths[0] + self.chunk]
+            # a token that only the target knows is read as another: that costs acceptance, nothing else
+            tokens = [i if i < vocab else 0 for i in ids[self.cache.lengths[0] :][: self.chunk]]
             placement = self.cache.place([RowGroup(0, tokens, range(len(tokens)))])
             hidden, _ = self.decoder.forward(placement, self.cache)
             self.cache.commit(0, range(len(tokens)))
-        return self.decoder.logits(hidden[-1:])[:, : self.num_tokens]
+        return hidden[-1:]
 
     def rank(
         self, state: State, candidates: list[Candidate], parents: Sequence[int], logits: Tensor, depth: int
@@ -93,9 +97,9 @@ class DraftModel:
         if not state.params.greedy:
             noise = gumbel_noise(state.seed, len(state.ids) + depth - 1, self.num_tokens, logits.device)
             scores = logits + state.params.temperature * noise
-        top = scores.log_softmax(-1).topk(min(self.builder.branches, self.num_tokens), dim=-1)
+        top_tokens, top_values = largest(scores.log_softmax(-1), min(self.builder.branches, self.num_tokens))
         first = len(candidates)
-        for parent, tokens, values in zip(parents, top.indices.tolist(), top.values.tolist(), strict=True):
+        for parent, tokens, values in zip(parents, top_tokens, top_values, strict=True):
             before = candidates[parent].log_prob if parent >= 0 else 0.0
             candidates += [Candidate(t, parent, before + v, depth) for t, v in zip(tokens, values, strict=True)]
         return list(range(first, len(candidates)))
@@ -125,3 +129,15 @@ class DraftModel:
             rows = [row for node in commit.path[1:] if (row := self.row_of_node[node]) is not None]
             self.cache.commit(0, rows)
         self.tree = None
+
+
+def largest(rows: Tensor, count: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Indices and values of the largest entries of each row of `[n, V]`, equal ones by index, which topk does not
+    promise."""
+    left, indices, values = rows.clone(), [], []
+    for _ in range(count):
+        value, index = left.max(dim=-1)
+        indices.append(index)
+        values.append(value)
+        left.scatter_(1, index[:, None], -torch.inf)
+    return torch.stack(indices, 1).tolist(), torch.stack(values, 1).tolist()

@@ -5,6 +5,7 @@ Next to read: models/decoder.py.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,22 @@ class Family:
 FAMILIES = {
     "llama": Family({"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}),
     "mistral": Family(
-        {"max_position_embeddings": 131072, "rope_theta": 10000.0, "sliding_window": 4096}, qkv_bias=False
+        {"max_position_embeddings": 131072, "rope_theta": 10000.0, "sliding_window": 4096, "num_key_value_heads": 8},
+        qkv_bias=False,
     ),
-    "qwen2": Family({"max_position_embeddings": 32768, "rope_theta": 10000.0, "sliding_window": 4096}, qkv_bias=True),
+    "qwen2": Family(
+        {"max_position_embeddings": 32768, "rope_theta": 10000.0, "sliding_window": 4096, "num_key_value_heads": 32},
+        qkv_bias=True,
+    ),
     "qwen3": Family(
-        {"max_position_embeddings": 32768, "rope_theta": 10000.0, "sliding_window": 4096, "head_dim": 128}, qk_norm=True
+        {
+            "max_position_embeddings": 32768,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+        },
+        qk_norm=True,
     ),
     "gemma3_text": Family(
         {
@@ -41,6 +53,7 @@ FAMILIES = {
             "rope_theta": 1e6,
             "rope_local_base_freq": 10000.0,
             "sliding_window": 4096,
+            "num_key_value_heads": 4,
             "head_dim": 256,
             "tie_word_embeddings": True,
             "hidden_act": "gelu_pytorch_tanh",
@@ -125,7 +138,11 @@ def parse_config(raw: dict[str, Any], extra_eos: tuple[int, ...] = ()) -> ModelC
         if hidden % heads:
             raise ModelError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and no head_dim")
         head_dim = hidden // heads
-    kv_heads = raw.get("num_key_value_heads", heads)
+    else:
+        head_dim = require(raw, "head_dim")
+    if head_dim % 2:
+        raise ModelError(f"config.json: head_dim must be even for rotary pairs, got {head_dim}")
+    kv_heads = heads if raw.get("num_key_value_heads") is None else require(raw, "num_key_value_heads")
     if heads % kv_heads:
         raise ModelError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     num_layers = require(raw, "num_hidden_layers")
@@ -144,7 +161,7 @@ def parse_config(raw: dict[str, Any], extra_eos: tuple[int, ...] = ()) -> ModelC
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=require_positive({"rms_norm_eps": 1e-6} | raw, "rms_norm_eps"),
         hidden_act=act,
         max_position_embeddings=require(raw, "max_position_embeddings"),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
@@ -153,7 +170,7 @@ def parse_config(raw: dict[str, Any], extra_eos: tuple[int, ...] = ()) -> ModelC
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=family.qk_norm,
         gemma=family.gemma,
-        attention_scale=float(raw["query_pre_attn_scalar"] if family.gemma else head_dim) ** -0.5,
+        attention_scale=(require_positive(raw, "query_pre_attn_scalar") if family.gemma else head_dim) ** -0.5,
         attention_softcap=raw.get("attn_logit_softcapping"),
         logit_softcap=raw.get("final_logit_softcapping"),
         windows=tuple(raw["sliding_window"] if kind == "sliding_attention" else None for kind in layer_types),
@@ -163,13 +180,21 @@ def parse_config(raw: dict[str, Any], extra_eos: tuple[int, ...] = ()) -> ModelC
 
 
 # Keys whose null means something else than the key being absent.
-NULLABLE = ("sliding_window",)
+NULLABLE = ("sliding_window", "num_key_value_heads")
+
+
+def require_positive(raw: dict[str, Any], key: str) -> float:
+    """A positive number of the config; ModelError names the key."""
+    value = raw.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ModelError(f"config.json: {key} must be a positive number, got {value!r}")
+    return float(value)
 
 
 def require(raw: dict[str, Any], key: str) -> int:
     """A positive integer of the config; ModelError names the key."""
     value = raw.get(key)
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ModelError(f"config.json: {key} must be a positive integer, got {value!r}")
     return value
 

@@ -25,6 +25,7 @@ from pad_engine.models.memory import Estimate, check, estimate
 from pad_engine.models.sources import resolve
 from pad_engine.models.weights import Checkpoint
 from pad_engine.rules.rule import AcceptanceRule
+from pad_engine.rules.select import check_rule
 from pad_engine.trees.builder import make_builder
 
 # A context as long as the model allows, but no longer than this unless max_length asks for it: the cache is allocated
@@ -100,17 +101,20 @@ def make_engine(
     """
     if not 1 <= budget <= 64:
         raise RequestError(f"budget must be in [1, 64], got {budget}")
+    check_rule(rule)
     depth = budget - 1
     if isinstance(drafter, str) or drafter is None:
         spec = drafter or ("draft-model" if draft_model else "ngram")
-        check_drafter(spec, trees, budget)
+        name, _ = check_drafter(spec, trees, budget)
+        if draft_model is not None and name != "draft-model":
+            raise RequestError(f"draft_model is given, but drafter {name} uses none", 'choose drafter "draft-model"')
         draft = load_draft(draft_model, loaded, accept_terms) if spec.startswith("draft-model") else None
         drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft)
     return Engine(
         loaded.decoder,
         loaded.tokenizer,
         drafter,
-        Controller(budget, depth, fixed=fixed_budget),
+        Controller(budget, depth, branching=trees != "chain", fixed=fixed_budget),
         rule=rule,
         max_length=loaded.decoder.max_length,
         num_tokens=loaded.num_tokens,

@@ -63,8 +63,11 @@ def make_rope(entry: dict[str, Any], head_dim: int, max_position_embeddings: int
             raise ModelError(f"rope_type {kind!r} needs the number {key!r}, got {entry.get(key)!r}")
     if entry.get("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError(f"partial_rotary_factor={entry['partial_rotary_factor']} is not supported")
+    theta = entry["rope_theta"]
+    if not isinstance(theta, int | float) or not theta > 0:
+        raise ModelError(f"rope_theta must be a positive number, got {theta!r}")
     params = {key: value for key, value in entry.items() if key not in ("rope_type", "type", "rope_theta")}
-    return RopeConfig(kind, float(entry["rope_theta"]), head_dim, max_position_embeddings, params)
+    return RopeConfig(kind, float(theta), head_dim, max_position_embeddings, params)
 
 
 def inverse_frequencies(rope: RopeConfig, length: int = 0) -> tuple[Tensor, float]:

@@ -1,0 +1,208 @@
+"""How much is drafted: the cost table, the choice by expected rate, and the bound on what drafting may lose."""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tiny import Make, some_ids, tiny_engine
+
+from pad_engine import SamplingParams
+from pad_engine.controller import ALLOWANCE, FLOOR, MAX_CREDIT, Acceptance, Controller, CostTable, RoundPlan
+from pad_engine.tree import DraftTree
+
+
+def table(**costs: float) -> CostTable:
+    made = CostTable()
+    for rows, cost in costs.items():
+        made.add(int(rows[1:]), cost)
+    return made
+
+
+def test_costs_between_measured_counts_lie_on_a_line() -> None:
+    costs = table(r1=10.0, r5=14.0, r9=30.0)
+    assert [costs(rows) for rows in (1, 3, 5, 7, 9)] == [10.0, 12.0, 14.0, 22.0, 30.0]
+    assert costs(18) > 30.0
+    assert table(r4=10.0)(1) < 10.0
+    assert CostTable()(7) == 0.0
+
+
+def test_costs_are_medians_of_the_last_few() -> None:
+    costs = CostTable()
+    for value in (10.0, 10.0, 900.0, 11.0, 12.0):
+        costs.add(1, value)
+    assert costs(1) == 11.0
+    for _ in range(5):
+        costs.add(1, 20.0)
+    assert costs(1) == 20.0
+
+
+def test_acceptance_by_class_and_depth() -> None:
+    seen = Acceptance()
+    for _ in range(400):
+        seen.add(kind=1, depth=3, accepted=3)
+        seen.add(kind=2, depth=3, accepted=1)
+    assert seen.expected_lengths(1, 3) == pytest.approx([0, 1, 2, 3], abs=0.02)
+    assert seen.expected_lengths(2, 3) == pytest.approx([0, 1, 1, 1], abs=0.02)
+    # a class that was never seen is not touched by the others
+    assert seen.expected_lengths(3, 3) == Acceptance().expected_lengths(3, 3)
+    # a depth that was never reached leans on the one before it
+    assert seen.expected_lengths(1, 5)[5] > 4.9
+    seen.add(kind=5, depth=0, accepted=0)
+    assert seen.expected_lengths(5, 1) == Acceptance().expected_lengths(5, 1)
+
+
+def test_expected_lengths_grow_by_less_and_less() -> None:
+    rng, seen = random.Random(0), Acceptance()
+    for _ in range(200):
+        seen.add(0, 6, rng.randint(0, 6))
+        seen.decay()
+        lengths = seen.expected_lengths(0, 8)
+        steps = [b - a for a, b in pairwise(lengths)]
+        assert lengths[0] == 0
+        assert all(0 <= after <= before <= 1 for before, after in pairwise(steps))
+
+
+@pytest.mark.parametrize("max_budget", [1, 2, 7, 16])
+@pytest.mark.parametrize("remaining", [1, 2, 5, 100])
+def test_a_plan_leaves_room_for_the_token_after_the_draft(max_budget: int, remaining: int) -> None:
+    fixed = Controller(max_budget, 20, fixed=True).decide(0, remaining)
+    assert fixed.depth <= min(remaining - 1, max_budget - 1)
+    assert fixed.depth == max(0, min(remaining - 1, max_budget - 1))
+    assert Controller(max_budget, 20, fixed=True).decide(-1, remaining) == RoundPlan()
+
+
+def simulate(
+    controller: Controller,
+    steps: int,
+    right: Callable[[int], int],
+    *,
+    row: float = 0.05,
+    draft: float = 0.02,
+    noise: float = 0.0,
+    evidence: Callable[[int], int] = lambda step: 0,
+) -> tuple[float, int, list[RoundPlan]]:
+    """Rounds on a clock of which a plain step takes 10 ms. right: accepted tokens of a round, at most what was drafted.
+    Returns the time, the tokens, and the plans."""
+    rng, time, tokens, plans = random.Random(0), 0.0, 0, []
+    controller.begin()
+    for step in range(steps):
+        kind = evidence(step)
+        plan = controller.decide(kind, 10_000)
+        tree = DraftTree.chain(list(range(plan.depth + 1)), kind)
+        accepted = min(plan.depth, right(step))
+        verify_ms = 10 * (1 + row * plan.depth) * (1 + noise * rng.random())
+        draft_ms = 10 * draft * plan.depth
+        controller.observe(tree, accepted, accepted + 1, draft_ms, verify_ms)
+        time, tokens = time + draft_ms + verify_ms, tokens + accepted + 1
+        plans.append(plan)
+    return time, tokens, plans
+
+
+# one row of 64 may cost a third of a step or much more, and drafting itself may be dear
+@pytest.mark.parametrize("draft", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("row", [0.01, 0.1, 0.5])
+def test_drafts_that_are_always_wrong_lose_no_more_than_stated(row: float, draft: float) -> None:
+    controller = Controller(16, 15)
+    time, tokens, plans = simulate(controller, 500, lambda step: 0, row=row, draft=draft)
+    plain = 10 * tokens
+    assert time <= plain / FLOOR + ALLOWANCE * 10 + 1e-6
+    if row + draft > 0.1:
+        assert sum(plan.depth > 0 for plan in plans) < 100
+
+
+@pytest.mark.parametrize("draft", [0.0, 0.1])
+@pytest.mark.parametrize("row", [0.01, 0.1])
+def test_a_good_start_does_not_pay_for_a_slow_end(row: float, draft: float) -> None:
+    """From the moment at which drafts go wrong, what is lost is the credit, the allowance and the floor."""
+    controller = Controller(16, 15)
+    good, good_tokens, _ = simulate(controller, 200, lambda step: 15, row=row, draft=draft)
+    assert good < 0.6 * 10 * good_tokens
+    begin, controller.begin = controller.begin, lambda: None  # type: ignore[method-assign]
+    time, tokens, _ = simulate(controller, 500, lambda step: 0, row=row, draft=draft)
+    controller.begin = begin  # type: ignore[method-assign]
+    assert time <= 10 * tokens / FLOOR + 10 * (ALLOWANCE + MAX_CREDIT) + 1e-6
+
+
+@pytest.mark.parametrize("max_budget", [2, 7, 8, 16, 20])
+def test_drafts_that_are_always_right_reach_the_whole_budget(max_budget: int) -> None:
+    _, _, plans = simulate(Controller(max_budget, 63), 200, lambda step: 63, row=0.01, draft=0.0)
+    assert plans[0] == RoundPlan()
+    assert {plan.budget for plan in plans[-50:]} == {max_budget}
+
+
+def test_the_length_that_pays_is_found() -> None:
+    """Two tokens are right in each round: longer drafts cost and bring nothing."""
+    _, _, plans = simulate(Controller(16, 15), 300, lambda step: 2, row=0.1, draft=0.05)
+    late = [plan.depth for plan in plans[-100:]]
+    assert sorted(late)[50] in (2, 3)
+
+
+def test_one_class_of_evidence_does_not_spoil_another() -> None:
+    """Weak matches are always wrong, strong ones always right: strong ones go on being drafted."""
+    kinds = lambda step: 1 if step % 4 else 8  # noqa: E731
+    _, _, plans = simulate(Controller(16, 15), 400, lambda s: 0 if s % 4 else 15, evidence=kinds)
+    weak = [plan.depth for step, plan in enumerate(plans) if step % 4 and step > 200]
+    strong = [plan.depth for step, plan in enumerate(plans) if not step % 4 and step > 200]
+    assert min(strong) >= 7
+    # it may be tried again now and then, and no more than that
+    assert max(weak) <= 1
+
+
+def test_drafting_is_tried_again_when_times_change() -> None:
+    _, _, plans = simulate(Controller(8, 7), 1500, lambda step: 0 if step < 500 else 7, row=0.02, draft=0.02)
+    assert sum(plan.depth == 7 for plan in plans[-200:]) > 150
+
+
+def test_noise_of_plain_rounds_is_not_counted_as_loss() -> None:
+    controller = Controller(8, 7)
+    simulate(controller, 300, lambda step: 0, noise=0.5, evidence=lambda step: -1)
+    assert controller.lost == 0.0
+
+
+def test_a_new_request_keeps_costs_and_forgets_acceptance() -> None:
+    controller = Controller(8, 7)
+    simulate(controller, 100, lambda step: 0)
+    costs = dict(controller.verify_cost.samples)
+    controller.begin()
+    assert controller.verify_cost.samples == costs
+    assert (controller.lost, controller.allowed) == (0.0, 0.0)
+    assert controller.decide(0, 100).depth > 0
+
+
+# the first: a cheap draft stays one after a request that measured deep drafts only; the second: the draft model reads
+# the prompt once, for the whole request, and that is not what a draft costs
+@pytest.mark.parametrize("prompts", [(5, 5), (800,), (5, 800)], ids=["second-request", "long-prompt", "both"])
+def test_a_draft_model_that_pays_is_used(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch, prompts: tuple[int, ...]
+) -> None:
+    """The target as its own drafter, said to cost three tenths of a step: eight tokens for 3.3 steps."""
+    folder, now = make_model("llama", max_position_embeddings=1024), 0.0
+    engine = tiny_engine(folder, "draft-model", draft_model="self:layers=0,1,2", budget=8, controller=True)
+
+    def timed(decoder: Any, share: float) -> None:
+        forward = decoder.forward
+
+        def slow(placement: Any, *rest: Any) -> Any:
+            nonlocal now
+            now += share * (10 + 0.3 * len(placement.tokens))
+            return forward(placement, *rest)
+
+        decoder.forward = slow
+
+    class Clock:
+        def __init__(self) -> None:
+            self.last = now
+
+        def lap(self) -> float:
+            elapsed, self.last = now - self.last, now
+            return elapsed
+
+    timed(engine.target, 1.0)
+    timed(engine.drafter.decoder, 0.3)  # type: ignore[attr-defined]
+    monkeypatch.setattr("pad_engine.engine.Stopwatch", Clock)
+    for prompt in prompts:
+        stats = engine.generate(some_ids(prompt), SamplingParams(70, ignore_eos=True)).stats
+        # ten or so, a few plain or short ones at the start among them
+        assert stats.rounds < 20, f"prompt of {prompt}: {stats.rounds} rounds"
