@@ -10,26 +10,11 @@ Message = dict[str, str]
 GROUPS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 
 # An edit: most of the answer stands in the question already.
-EDIT = """Below is a short program. Change the name of the variable `total` to `amount` everywhere, and change nothing \
-else. Answer with the whole program.
+EDIT = """Correct the spelling mistakes in this text and write the whole text again:
 
-def add_prices(prices):
-    total = 0
-    for price in prices:
-        total = total + price
-    return total
-
-def add_tax(prices, rate):
-    total = add_prices(prices)
-    total = total + total * rate
-    return total
-
-def print_bill(prices, rate):
-    total = add_tax(prices, rate)
-    for price in prices:
-        print("price:", price)
-    print("total:", total)
-"""
+The old lighthouse keper climbed the stairs every evning. He lit the lamp, wiped the glass, and wrote the wether into \
+his book. When the ships passed, he counted them. In the morning he put out the lamp, closed the book, and went down \
+to the beach to look for driftwood."""
 
 
 def edit_messages() -> list[Message]:

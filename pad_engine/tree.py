@@ -48,6 +48,14 @@ class DraftTree:
             depth.append(depth[parent] + 1 if parent >= 0 else 0)
         return depth
 
+    @property
+    def paths(self) -> list[list[int]]:
+        """For each node the tokens from the root's child to its own; the root's own token is committed already."""
+        paths: list[list[int]] = []
+        for node, parent in enumerate(self.parents):
+            paths.append([*paths[parent], self.tokens[node]] if node else [])
+        return paths
+
     def mask(self) -> Tensor:
         """`[N, N]` bool: entry (i, j) says that j is i or an ancestor of i."""
         mask = torch.eye(len(self), dtype=torch.bool)

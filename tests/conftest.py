@@ -34,3 +34,17 @@ def make_model(tmp_path_factory: pytest.TempPathFactory):
     from tiny import ModelStore
 
     return ModelStore(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The default model's folder, fetched into the user's cache unless it is there."""
+    from pad_engine.errors import ModelError
+    from pad_engine.models.sources import resolve
+
+    try:
+        return resolve("smollm2-135m")
+    except ModelError as error:
+        if "could not be downloaded" in str(error):
+            pytest.skip(f"no network, so the default model was NOT fetched or tested: {error}")
+        raise

@@ -37,7 +37,7 @@ def test_cuda_fp32_equals_cpu(family: str, temperature: float, make_model: Calla
 def test_cuda_half_precision_drafts_do_not_change_much(
     family: str, dtype: str, make_model: Callable[..., Path]
 ) -> None:
-    """Half precision may flip near-ties between row counts; with the same rows every time, an answer repeats exactly."""
+    """Half precision may flip near-ties between row counts; with the same rows every time an answer repeats."""
     folder = make_model(family)
     params = SamplingParams(32, ignore_eos=True)
     for draft in DRAFTS:

@@ -111,16 +111,10 @@ def test_full_disk_while_weights_are_written(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.network
-def test_default_model_is_really_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_model_is_really_fetched(smollm2: Path) -> None:
     from transformers import AutoTokenizer
 
-    monkeypatch.setenv("PAD_CACHE", str(tmp_path))
-    try:
-        folder = resolve("smollm2-135m")
-    except ModelError as error:
-        if "could not be downloaded" in str(error):
-            pytest.skip(f"no network, so the default model was NOT fetched: {error}")
-        raise
+    folder = smollm2
     info = next(info for info in aliases() if info.name == "smollm2-135m")
     size = sum(path.stat().st_size for path in folder.iterdir())
     assert info.cached and info.path == folder and abs(size - info.size) < 0.01 * size
