@@ -15,7 +15,7 @@ from pad_engine.tree import DraftTree
 pytestmark = pytest.mark.network
 TOKENS = 24
 # logits reach 37 here, and each of the two is about 1e-4 from the float64 result (docs/performance.md)
-CLOSE = {"atol": 1e-4, "rtol": 1e-5}
+CLOSE = {"atol": 2e-4, "rtol": 0.0}
 PROMPTS = [
     [{"role": "user", "content": "Copy this sentence twice: a small boat left the harbour before the small storm."}],
     "def area(width, height):\n    return width * height\n\ndef area_of_square(width):\n    return",
