@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from pad_engine import native
-from pad_engine.kernels.gumbel import check_temperature, gumbel_pick_ref, gumbel_ref
+from pad_engine.kernels.gumbel import GUMBEL, check_temperature, gumbel_pick_ref, gumbel_ref
 
 
-def gumbel_noise(seed: int, position: int, num_tokens: int, device: torch.device) -> Tensor:
+def gumbel_noise(
+    seed: int, position: int, num_tokens: int, device: torch.device, purpose: int = GUMBEL, round_index: int = 0
+) -> Tensor:
     """The noise with which the token at `position` is picked: fp32 `[num_tokens]` on the device."""
     if device.type == "cpu" and native.available():
-        return native.gumbel(seed, position, num_tokens)
-    return gumbel_ref(seed, torch.tensor([position], device=device), num_tokens)[0]
+        return native.gumbel(seed, position, num_tokens, purpose, round_index)
+    return gumbel_ref(seed, torch.tensor([position], device=device), num_tokens, purpose, round_index)[0]
 
 
 def gumbel_pick(logits: Tensor, positions: Tensor, seed: int, temperature: float) -> Tensor:

@@ -14,6 +14,7 @@ from pad_engine.record import Record
 from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.sampling import gumbel_pick
 from pad_engine.state import State
+from pad_engine.transforms import transform
 from pad_engine.tree import DraftTree, make_forest
 
 
@@ -46,18 +47,25 @@ def verify(
     placement = cache.place(groups)
     hidden, tapped = target.forward(placement, cache, taps)
     logits = target.logits(hidden)[:, :num_tokens]
-    picks = []
+    processed, picks = [], []
     for state, start, tree in zip(states, forest.starts, trees, strict=True):
         rows = slice(start, start + len(tree))
+        processed.append(transform(logits[rows], state, tree.paths))
         temperature = 0.0 if state.params.greedy else state.params.temperature
         # the token picked after a row stands one position behind it
-        picks.append(gumbel_pick(logits[rows], placement.positions[rows] + 1, state.seed, temperature))
-    return Record(forest, logits, torch.cat(picks).cpu(), tapped)
+        picks.append(gumbel_pick(processed[-1], placement.positions[rows] + 1, state.seed, temperature))
+    changed = processed[0] if len(processed) == 1 else torch.cat(processed)
+    return Record(forest, logits, changed, torch.cat(picks).cpu(), tapped)
 
 
-def accept(record: Record, rule: AcceptanceRule) -> list[tuple[list[int], int]]:
+def accept(
+    record: Record, rule: AcceptanceRule, states: Sequence[State], trees: Sequence[DraftTree]
+) -> list[tuple[list[int], int]]:
     """For each sequence the accepted path, as nodes of its own tree from the root on, and the token after it."""
     forest = record.forest
+    if rule.walk_path is not None:
+        walks = zip(forest.starts, states, trees, strict=True)
+        return [rule.walk_path(record, start, state, tree) for start, state, tree in walks]
     judged, score = rule.judge(record)
     kept = accept_bits_ref(judged, score, forest.parent)
     paths = accept_path_ref(kept, forest.depth, forest.seq, forest.tree_mask_bits)
