@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_SPEC ?= torch==2.13.0
 BIN := $(abspath $(VENV))/bin
-RUN_ARGS ?= generate "Repeat this sentence, with one word changed: The quick brown fox jumps over the lazy dog." \
-	--model smollm2-135m --drafter ngram --compare-plain
+RUN_ARGS ?= generate "Copy this text word by word: The owl left the barn at dusk, crossed the river, and came back before \
+the farmer woke. The farmer never saw the owl, but he knew that the owl had been there." \
+	--model smollm2-135m --drafter ngram --chat --max-tokens 64 --compare-plain
 
 # the repository root stays off sys.path, where kernels/ would shadow another package of that name
 export PYTHONSAFEPATH := 1

@@ -2,7 +2,7 @@
 
 At one to sixteen rows the product costs the reading of the weights and nothing more, if the library lets it. On a CPU
 torch's own `linear` does not: MKL's small-row products of fp32 cost up to three times one row. oneDNN with weights
-packed once does (docs/performance-cpu.md), so the weights are packed at load and the plain copy is dropped.
+packed once does (docs/performance.md), so the weights are packed at load and the plain copy is dropped.
 """
 
 import torch

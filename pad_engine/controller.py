@@ -11,7 +11,8 @@ from statistics import median
 
 from pad_engine.tree import DraftTree
 
-# A request takes at most 1 / FLOOR times the time of plain decoding, plus ALLOWANCE plain steps.
+# A request takes at most 1 / FLOOR times the time of plain decoding, plus ALLOWANCE plain steps and what the one round
+# loses that goes beyond them.
 FLOOR = 0.985
 ALLOWANCE = 1.0
 # Credit from rounds that won is kept for at most this many plain steps: a good start does not pay for a slow end.

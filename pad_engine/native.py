@@ -1,7 +1,10 @@
-"""ctypes binding of libpad (csrc/include/pad.h). CPU tensors only; without the library the torch references serve."""
+"""ctypes binding of libpad (csrc/include/pad.h). CPU tensors only; without the library the torch references serve.
+
+Next file: native_accept.py, its part for the accepted path.
+"""
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +23,12 @@ _SIGNATURES = {
         *(POINTER(c_float), c_size_t, c_size_t, c_size_t),
         *(POINTER(c_uint32), c_uint64, c_float, POINTER(c_int32)),
     ],
+    # plain addresses cost less than typed pointers, and these are called once a round
+    "pad_accept_match": [*[c_void_p] * 3, c_size_t, c_void_p],
+    "pad_accept_bits": [*[c_void_p] * 3, c_size_t, c_void_p],
+    "pad_accept_path": [*[c_void_p] * 4, c_size_t, c_size_t, *[c_void_p] * 2],
+    "pad_match_path": [*[c_void_p] * 6, c_size_t, c_size_t, *[c_void_p] * 4],
+    "pad_commit_list": [c_void_p, *[c_size_t] * 4, *[c_void_p] * 2],
 }
 
 
@@ -29,10 +38,6 @@ class NativeError(PadError):
     def __init__(self, message: str, hint: str = "", status: int = 0) -> None:
         super().__init__(message, hint)
         self.status = status
-
-
-class NonFiniteError(NativeError):
-    """A row of logits has a NaN, a positive infinity, or nothing finite to pick."""
 
 
 @cache
@@ -69,13 +74,15 @@ def version() -> str:
     return library.pad_version().decode() if library else ""
 
 
-def _call(name: str, *arguments: object) -> None:
+def call(name: str, *arguments: object) -> None:
+    """Call a function of the header; its refusal becomes a NativeError with the library's text."""
     library, reason = _load()
     if library is None:
         raise NativeError(reason, "install a C++17 compiler, then run `pip install` again")
-    if status := getattr(library, name)(*arguments):
-        kind = NonFiniteError if status == ERROR_NONFINITE else NativeError
-        raise kind(library.pad_last_error().decode(), status=status)
+    status = getattr(library, name)(*arguments)
+    # a row that is not finite is marked in the output, for whoever needs that row
+    if status not in (0, ERROR_NONFINITE):
+        raise NativeError(library.pad_last_error().decode(), status=status)
 
 
 def _pointer(tensor: Tensor, ctype: type) -> object:
@@ -92,7 +99,7 @@ def gumbel(
             raise ValueError(f"{name} must be in [0, 2^32), got {word}")
     out = torch.empty(num_tokens, dtype=torch.float32)
     seed %= 2**64
-    _call("pad_gumbel", seed, position, purpose, round_index, first_token, num_tokens, _pointer(out, c_float))
+    call("pad_gumbel", seed, position, purpose, round_index, first_token, num_tokens, _pointer(out, c_float))
     return out
 
 
@@ -100,8 +107,8 @@ def gumbel_pick(logits: Tensor, positions: Tensor, seed: int, temperature: float
     """One draw a row from softmax(logits / temperature) by shared Gumbel noise; temperature 0 is the plain argmax.
 
     logits: fp32 `[R, V]` on the CPU, unit stride over V. positions: `[R]` integers, modulo 2^32; equal neighbours share
-    the noise. seed: any int, modulo 2^64. Returns int32 `[R]`.
-    Raises ValueError for other tensors, NonFiniteError naming the first row with a NaN or without a finite best score.
+    the noise. seed: any int, modulo 2^64. Returns int32 `[R]`, -1 for a row with a NaN or without a finite best score.
+    Raises ValueError for other tensors.
     """
     if logits.dim() != 2 or logits.dtype != torch.float32 or logits.device.type != "cpu" or logits.stride(1) != 1:
         raise ValueError(
@@ -116,5 +123,5 @@ def gumbel_pick(logits: Tensor, positions: Tensor, seed: int, temperature: float
     out = torch.empty(rows, dtype=torch.int32)
     pointers = (_pointer(logits, c_float), _pointer(words, c_uint32), _pointer(out, c_int32))
     stride, seed = logits.stride(0), seed % 2**64
-    _call("pad_gumbel_pick", pointers[0], rows, vocab, stride, pointers[1], seed, temperature, pointers[2])
+    call("pad_gumbel_pick", pointers[0], rows, vocab, stride, pointers[1], seed, temperature, pointers[2])
     return out

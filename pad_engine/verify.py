@@ -1,13 +1,13 @@
 """Read a prompt, verify a forest of draft trees in one pass of the target, and walk the accepted paths.
 
-Next to read: rules/greedy.py for what is accepted, models/decoder.py for the pass.
+Next to read: rules/greedy.py for what is accepted, accept.py for the path, models/decoder.py for the pass.
 """
 
 from collections.abc import Collection, Sequence
 
 import torch
 
-from pad_engine.kernels.accept import accept_bits_ref, accept_path_ref
+from pad_engine.accept import accept_paths
 from pad_engine.kv_cache import KVCache, RowGroup
 from pad_engine.models.decoder import Decoder
 from pad_engine.record import Record
@@ -62,12 +62,8 @@ def accept(
     record: Record, rule: AcceptanceRule, states: Sequence[State], trees: Sequence[DraftTree]
 ) -> list[tuple[list[int], int]]:
     """For each sequence the accepted path, as nodes of its own tree from the root on, and the token after it."""
-    forest = record.forest
     if rule.walk_path is not None:
-        walks = zip(forest.starts, states, trees, strict=True)
+        walks = zip(record.forest.starts, states, trees, strict=True)
         return [rule.walk_path(record, start, state, tree) for start, state, tree in walks]
-    judged, score = rule.judge(record)
-    kept = accept_bits_ref(judged, score, forest.parent)
-    paths = accept_path_ref(kept, forest.depth, forest.seq, forest.tree_mask_bits)
-    ends = record.row_pick.tolist()
-    return [([row - path[0] for row in path], ends[path[-1]]) for path in paths]
+    paths, ends = accept_paths(record, rule)
+    return [([row - path[0] for row in path], end) for path, end in zip(paths, ends, strict=True)]

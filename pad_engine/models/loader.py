@@ -103,6 +103,7 @@ def make_engine(
     depth = budget - 1
     if isinstance(drafter, str) or drafter is None:
         spec = drafter or ("draft-model" if draft_model else "ngram")
+        check_drafter(spec, trees, budget)
         draft = load_draft(draft_model, loaded, accept_terms) if spec.startswith("draft-model") else None
         drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft)
     return Engine(
@@ -157,7 +158,10 @@ def load_decoder(
             weight = adapter.apply(name, weight)
         return weight
 
-    return Decoder(config, get, max_length)
+    try:
+        return Decoder(config, get, max_length)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"the GPU's memory ran out while the weights were loaded ({need})", "free it first") from error
 
 
 def memory_need(config: ModelConfig, max_length: int, device: torch.device, dtype: torch.dtype) -> Estimate:
@@ -253,30 +257,35 @@ def make_drafter(
     spec: str, trees: str, budget: int, num_tokens: int, draft: tuple[Decoder, int] | None
 ) -> tuple[Drafter, int]:
     """A drafter by its name and options, and how deep it may draft."""
-    name, values = parse_spec(spec, "drafter")
+    name, options = check_drafter(spec, trees, budget)
     builder = make_builder(trees)
-    drafter: Drafter
     if name == "none":
-        drafter, depth, known = NoDrafter(), 0, "none"
-    elif name == "ngram":
-        depth = take_int(values, "depth", max(budget - 1, 1), "drafter ngram")
-        drafter, known = NGram(builder, take_int(values, "min", 2, "drafter ngram", high=8)), "min, depth"
+        return NoDrafter(), 0
+    if name == "ngram":
+        return NGram(builder, options["min"]), options["depth"]
+    assert draft is not None, "draft-model is made with a draft model"
+    decoder, shared = draft
+    shared = min(num_tokens, shared)
+    drafter = DraftModel(
+        decoder, builder, num_tokens=shared, capacity=decoder.max_length, budget=budget, chunk=PREFILL_CHUNK
+    )
+    return drafter, options["depth"]
+
+
+def check_drafter(spec: str, trees: str, budget: int) -> tuple[str, dict[str, int]]:
+    """A drafter's name and options, checked without making it."""
+    name, values = parse_spec(spec, "drafter")
+    make_builder(trees)
+    options: dict[str, int] = {}
+    if name == "ngram":
+        options["min"] = take_int(values, "min", 2, "drafter ngram", high=8)
+        options["depth"] = take_int(values, "depth", max(budget - 1, 1), "drafter ngram")
     elif name == "draft-model":
-        assert draft is not None
-        decoder, shared = draft
-        depth, known = take_int(values, "depth", 8, "drafter draft-model"), "depth"
-        drafter = DraftModel(
-            decoder,
-            builder,
-            num_tokens=min(num_tokens, shared),
-            capacity=decoder.max_length,
-            budget=budget,
-            chunk=PREFILL_CHUNK,
-        )
-    else:
+        options["depth"] = take_int(values, "depth", 8, "drafter draft-model")
+    elif name != "none":
         raise RequestError(f"drafter must be none, ngram or draft-model, got {name!r}")
-    refuse_rest(values, f"drafter {name}", known)
-    return drafter, depth
+    refuse_rest(values, f"drafter {name}", ", ".join(options) or "none")
+    return name, options
 
 
 def pick_device(device: str | torch.device) -> torch.device:

@@ -1,11 +1,14 @@
-"""The command `pad`. Each command has a file of its own; what they share is in terminal.py. Next to read: generate.py."""
+"""The command `pad`: each subcommand has a file of its own, and what they share is in terminal.py.
+
+Next to read: generate.py.
+"""
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
+from pad_engine import __version__
 from pad_engine.serving import generate, info, models
 from pad_engine.serving.terminal import quiet
 
@@ -23,10 +26,7 @@ app = typer.Typer(
 def show_version(wanted: bool) -> None:
     """Print the version and leave."""
     if wanted:
-        try:
-            print("pad-engine", version("pad-engine"))
-        except PackageNotFoundError:
-            print("pad-engine, not installed")
+        print("pad-engine", __version__)
         raise typer.Exit
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pad_engine.config import SamplingParams, parse_spec
+from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
 from pad_engine.serving.terminal import BAD_USAGE, INTERRUPTED, fetch, reported
 
@@ -24,7 +24,9 @@ WARM_UP_TOKENS = 16
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from standard input.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="Text to go on from; - reads it from standard input.")
+    ],
     model: Annotated[
         str, typer.Option(help="Short name (see `pad models`), folder, .gguf file or hub id.")
     ] = "smollm2-135m",
@@ -33,7 +35,9 @@ def generate(
     ] = None,
     drafter: Annotated[
         str | None,
-        typer.Option(help="none, ngram[:min=2,depth=15] or draft-model[:depth=8].", show_default="ngram, or draft-model"),
+        typer.Option(
+            help="none, ngram[:min=2,depth=15] or draft-model[:depth=8].", show_default="ngram, or draft-model"
+        ),
     ] = None,
     trees: Annotated[str, typer.Option(help="chain or best-first.")] = "chain",
     rule: Annotated[str, typer.Option(help="auto, greedy or match.")] = "auto",
@@ -58,7 +62,7 @@ def generate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Answer one prompt. Text goes to standard output, figures to standard error."""
+    """Answer one prompt: text to standard output, figures to standard error."""
     spec = drafter or ("draft-model" if draft_model else "ngram")
     with reported(bad_request=BAD_USAGE):
         if system is not None and not chat:
@@ -109,16 +113,13 @@ def check_names(
     drafter: str, draft_model: str | None, trees: str, rule: str, params: SamplingParams, device: str, dtype: str
 ) -> None:
     """Refuse bad option values before a model is fetched or loaded, which may take minutes."""
-    from pad_engine.models.loader import make_drafter, pick_device, pick_dtype
+    from pad_engine.models.loader import check_drafter, pick_device, pick_dtype
     from pad_engine.rules.select import rule_for
-    from pad_engine.trees.builder import make_builder
 
     rule_for(rule, params)
-    make_builder(trees)
     pick_dtype(dtype, pick_device(device))
-    if parse_spec(drafter, "drafter")[0] != "draft-model":
-        make_drafter(drafter, trees, budget=2, num_tokens=1, draft=None)
-    elif draft_model is None:
+    name, _ = check_drafter(drafter, trees, budget=2)
+    if name == "draft-model" and draft_model is None:
         raise RequestError("--drafter draft-model needs --draft-model", 'a model, or "self:drop=3,4"')
 
 
@@ -154,12 +155,13 @@ def answer(
 ) -> tuple["Output", bool]:
     """Run a request; returns its output and whether Ctrl-C has ended it.
 
-    The first Ctrl-C ends it after the round at work, so that text and figures are whole. While the prompt is read, or at
-    the second Ctrl-C, it ends on the spot, with the text so far.
+    The first Ctrl-C ends it after the round at work, so that text and figures are whole. While the prompt is read, or
+    at the second Ctrl-C, it ends on the spot, with the text so far.
     """
     from pad_engine.output import Output, Stats
 
-    text, token_ids, reason = "", [], "cancelled"
+    text, reason = "", "cancelled"
+    token_ids: list[int] = []
     stats = Stats(seed=params.seed or 0, prompt_tokens=len(ids))
     signals = 0
 
@@ -237,14 +239,10 @@ def as_object(
     from pad_engine.rules.select import rule_for
 
     decoder = engine.target
-    made_by = names | {
-        "rule": rule_for(engine.rule, params).name,
-        "device": str(decoder.device),
-        "dtype": str(decoder.dtype).removeprefix("torch."),
-    }
+    dtype = str(decoder.dtype).removeprefix("torch.")
+    made_by = {"rule": rule_for(engine.rule, params).name, "device": str(decoder.device), "dtype": dtype}
+    fields: dict[str, Any] = out.to_dict() | names | made_by
     if plain is not None:
-        made_by |= {
-            "plain_tokens_per_second": plain.stats.tokens_per_second,
-            "plain_same_tokens": out.token_ids == plain.token_ids,
-        }
-    return out.to_dict() | made_by
+        fields["plain_tokens_per_second"] = plain.stats.tokens_per_second
+        fields["plain_same_tokens"] = out.token_ids == plain.token_ids
+    return fields

@@ -23,7 +23,7 @@ def info(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
-    """Show versions, processor, card, libpad and the cache folder; with --model, a model's sizes and memory."""
+    """Show what is installed and what it runs on; with --model, a model's sizes and memory."""
     with reported():
         facts = machine_facts()
         if model is not None:
@@ -66,7 +66,9 @@ def installed(package: str) -> str | None:
 def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's own name for itself; not every platform gives one."""
     try:
-        names = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.partition(":")[2].strip() for line in path.read_text().splitlines() if line.startswith("model name")
+        ]
     except OSError:
         names = []
     return names[0] if names else platform.machine()
