@@ -1,11 +1,11 @@
-"""The three forms of a prompt, and their token ids."""
+"""The three forms of a prompt, and their token ids. Next to read: chat_template.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pad_engine.chat_template import Message, chat_ids, check_text
 from pad_engine.errors import RequestError
 
-Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
@@ -13,12 +13,10 @@ def encode(tokenizer: Any, prompt: Prompt, num_tokens: int) -> list[int]:
     """Text is completed as the tokenizer encodes it by default, ids are taken as they are, and messages are written out
     by the model's chat template, which brings its own special tokens."""
     if isinstance(prompt, str):
+        check_text(prompt, "the prompt")
         ids = list(tokenizer(prompt).input_ids)
     elif prompt and all(isinstance(item, Mapping) for item in prompt):
-        if not getattr(tokenizer, "chat_template", None):
-            raise RequestError("this model has no chat template", "give the prompt as text")
-        text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
-        ids = list(tokenizer(text, add_special_tokens=False).input_ids)
+        ids = chat_ids(tokenizer, [item for item in prompt if isinstance(item, Mapping)])
     elif all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
         ids = [item for item in prompt if isinstance(item, int)]
     else:

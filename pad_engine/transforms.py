@@ -34,9 +34,11 @@ def transform(logits: Tensor, state: State, paths: Sequence[Sequence[int]]) -> T
     params = state.params
     if has_penalties(params):
         logits = penalise(logits, state, paths)
-    if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), device=logits.device)
-        bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=logits.device)
+    # a draft model may not have all of the target's ids
+    biases = {token: bias for token, bias in params.logit_bias.items() if token < logits.shape[1]}
+    if biases:
+        ids = torch.tensor(list(biases), device=logits.device)
+        bias = torch.tensor(list(biases.values()), dtype=torch.float32, device=logits.device)
         logits = logits.index_add(1, ids, bias.expand(len(logits), -1))
     count = len(state.ids) - state.prompt_length
     early = [row for row, path in enumerate(paths) if count + len(path) < params.min_tokens]
@@ -51,18 +53,21 @@ def penalise(logits: Tensor, state: State, paths: Sequence[Sequence[int]]) -> Te
     """Repetition (Keskar et al. 2019, section 4.1): logits of tokens in prompt or answer are divided by the penalty when
     positive and multiplied when negative. Presence and frequency count the answer only: each token that came loses
     `presence + frequency * times`."""
-    params, device = state.params, logits.device
-    committed = torch.tensor(state.generated, dtype=torch.int64)
-    counts = torch.bincount(committed, minlength=logits.shape[1]).repeat(len(paths), 1)
+    params, device, vocab = state.params, logits.device, logits.shape[1]
+    counts = count_tokens(state.generated, vocab).repeat(len(paths), 1)
     for row, path in enumerate(paths):
-        counts[row] += torch.bincount(torch.tensor(path, dtype=torch.int64), minlength=logits.shape[1])
-    seen = counts > 0
-    seen[:, torch.tensor(state.ids[: state.prompt_length])] = True
+        counts[row] += count_tokens(path, vocab)
+    seen = (counts > 0) | (count_tokens(state.ids[: state.prompt_length], vocab) > 0)
     counts, seen = counts.to(device), seen.to(device)
     if params.repetition_penalty != 1.0:
         penalised = torch.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
         logits = torch.where(seen, penalised, logits)
     return logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+
+
+def count_tokens(tokens: Sequence[int], vocab: int) -> Tensor:
+    """How often each id below `vocab` occurs: int64 `[vocab]`. Ids that a draft model does not have are left out."""
+    return torch.bincount(torch.tensor(tokens, dtype=torch.int64), minlength=vocab)[:vocab]
 
 
 def keep_likely(logits: Tensor, params: SamplingParams) -> Tensor:

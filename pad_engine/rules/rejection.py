@@ -49,10 +49,11 @@ def try_children(
     position: of the children's tokens in the sequence.
     """
     q = None
-    if children and tree.q_rows is not None:
-        q = torch.zeros_like(p)
-        row = tree.q_rows[tree.parents[children[0]]].double().cpu()[: len(p)]
-        q[: len(row)] = row
+    if children:
+        q = None if tree.q_rows is None else tree.q_rows[tree.parents[children[0]]].double().cpu()
+        # ids that only one of the two knows are impossible for the other
+        width = max(len(p), 0 if q is None else len(q), 1 + max(tree.tokens[child] for child in children))
+        p, q = widen(p, width), None if q is None else widen(q, width)
     for child in children:
         token = tree.tokens[child]
         chance = 1.0 if q is None else float(q[token])
@@ -64,6 +65,11 @@ def try_children(
             q[token] = 0.0
             q = q / q.sum() if float(q.sum()) > 0 else q
     return None, p
+
+
+def widen(row: Tensor, width: int) -> Tensor:
+    """A copy of the row with zeros behind it: `[width]`."""
+    return torch.cat((row, row.new_zeros(width - len(row))))
 
 
 def residual(p: Tensor, token: int, q: Tensor | None) -> Tensor:
