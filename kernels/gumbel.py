@@ -58,6 +58,12 @@ def _philox_words(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, ...]
     return c0, c1, c2, c3
 
 
+def uniform(seed: int, position: int, token: int, purpose: int, round_index: int) -> float:
+    """One number in [0, 1), a multiple of 2^-32, from the same counter as the noise."""
+    words = _philox_words((position & _MASK, token, purpose, round_index), (seed & _MASK, seed >> 32 & _MASK))
+    return int(words[0]) * 2.0**-32
+
+
 def _ln_poly(f: Tensor, e: Tensor) -> Tensor:
     """ln((1 + f) * 2^e) for fp32 f in [sqrt(1/2) - 1, sqrt(2) - 1] and a whole e."""
     z = f * f

@@ -1,6 +1,9 @@
 """Parameters of one request, and the `name:key=value` form in which drafters, trees and rules are named."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pad_engine.errors import RequestError
@@ -10,29 +13,95 @@ MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1000.0
 
 
+# the range in which OpenAI's interface has these two, and logit biases
+MAX_PENALTY, MAX_BIAS = 2.0, 100.0
+MAX_LOGPROBS = 20
+
+
 @dataclass(frozen=True)
 class SamplingParams:
-    """max_tokens: new tokens at most, at least 1. temperature: 0 is greedy. seed: None draws a fresh one.
-    ignore_eos: go on after an end-of-sequence token (benchmarks)."""
+    """What one request asks for.
+
+    max_tokens: new tokens at most, at least 1. min_tokens: no end of the answer before so many. temperature: 0 takes
+    the likeliest token. seed: None draws a fresh one. top_k: 0 is off. top_p, min_p: 1 and 0 are off.
+    repetition_penalty: 1 is off; looks at prompt and answer. presence_penalty, frequency_penalty: 0 is off; look at the
+    answer. logit_bias: added to the logits of token ids. stop: texts that end the answer and are not part of it.
+    stop_token_ids: tokens that end it, beside the model's own. ignore_eos: the model's own do not end it. logprobs: how
+    many of the likeliest tokens to report at each position, with the chosen one; None reports nothing.
+    """
 
     max_tokens: int = 256
     temperature: float = 0.0
     seed: int | None = None
     ignore_eos: bool = False
+    min_tokens: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_tokens, int) or isinstance(self.max_tokens, bool) or self.max_tokens < 1:
-            raise RequestError(f"max_tokens must be a whole number of at least 1, got {self.max_tokens!r}")
-        if not isinstance(self.temperature, int | float) or not 0 <= self.temperature <= MAX_TEMPERATURE:
-            raise RequestError(f"temperature must be in [0, {MAX_TEMPERATURE:g}], got {self.temperature!r}")
-        whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
-        if self.seed is not None and not (whole and 0 <= self.seed < 2**64):
-            raise RequestError(f"seed must be a whole number in [0, 2^64), got {self.seed!r}")
+        whole = partial(check_number, self, int)
+        number = partial(check_number, self, float)
+        whole("max_tokens", 1, math.inf)
+        whole("min_tokens", 0, self.max_tokens)
+        number("temperature", 0, MAX_TEMPERATURE)
+        whole("top_k", 0, math.inf)
+        number("min_p", 0, 1)
+        number("top_p", 0, 1)
+        if self.top_p == 0:
+            raise RequestError("top_p must be above 0 and at most 1, got 0", "temperature 0 takes the likeliest token")
+        number("presence_penalty", -MAX_PENALTY, MAX_PENALTY)
+        number("frequency_penalty", -MAX_PENALTY, MAX_PENALTY)
+        number("repetition_penalty", 0, 10)
+        if self.repetition_penalty == 0:
+            raise RequestError("repetition_penalty must be above 0, got 0", "1 is off")
+        if self.seed is not None:
+            whole("seed", 0, 2**64 - 1)
+        if self.logprobs is not None:
+            whole("logprobs", 0, MAX_LOGPROBS)
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if any(not isinstance(text, str) or not text for text in stop):
+            raise RequestError(f"stop must be texts that are not empty, got {self.stop!r}")
+        object.__setattr__(self, "stop", stop)
+        ids = tuple(self.stop_token_ids)
+        if any(not isinstance(token, int) or token < 0 for token in ids):
+            raise RequestError(f"stop_token_ids must be token ids, got {self.stop_token_ids!r}")
+        object.__setattr__(self, "stop_token_ids", ids)
+        for token, bias in self.logit_bias.items():
+            if not isinstance(token, int) or token < 0:
+                raise RequestError(f"logit_bias keys must be token ids, got {token!r}")
+            if not isinstance(bias, int | float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise RequestError(f"logit_bias must be in [-{MAX_BIAS:g}, {MAX_BIAS:g}], got {bias!r} for {token}")
 
     @property
     def greedy(self) -> bool:
         """Whether the largest logit is always taken."""
         return self.temperature < MIN_TEMPERATURE
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """`stop` as it is after checking."""
+        return tuple(self.stop)
+
+
+def check_number(params: SamplingParams, kind: type, name: str, low: float, high: float) -> None:
+    """RequestError unless a field is a number of the kind in [low, high]; NaN is in no range."""
+    value = getattr(params, name)
+    allowed = int if kind is int else int | float
+    if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
+        what = "a whole number" if kind is int else "a number"
+        span = f"of at least {low}" if high == math.inf else f"in [{low}, {high:g}]"
+        raise RequestError(f"{name} must be {what} {span}, got {value!r}")
 
 
 def parse_spec(spec: str, what: str) -> tuple[str, dict[str, str]]:

@@ -126,13 +126,13 @@ class Controller:
         self.allowed = 0.0
         self.planned = 1  # the budget of the round at work
 
-    def decide(self, evidence: int, remaining: int) -> RoundPlan:
+    def decide(self, evidence: int, remaining: int, pinned: bool = False) -> RoundPlan:
         """The next round's size. evidence: the drafter's class of its draft, negative when it has none. remaining: how
-        many tokens may still be emitted; the last of them is never drafted."""
+        many tokens may still be emitted; the last of them is never drafted. pinned: always as much as is allowed."""
         depth = min(self.max_depth, remaining - 1, self.max_budget - 1)
         if evidence < 0 or depth < 1:
             return RoundPlan()
-        if self.fixed:
+        if self.fixed or pinned:
             return RoundPlan(self.max_budget, depth)
         plain = self.verify_cost(1)
         # the yardstick comes first: a plain step must have been measured

@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ import torch
 from pad_engine.config import SamplingParams
 from pad_engine.controller import Controller
 from pad_engine.drafters.drafter import Drafter
-from pad_engine.errors import RequestError
+from pad_engine.errors import NonFiniteError, RequestError
 from pad_engine.kv_cache import KVCache
 from pad_engine.models.decoder import Decoder
-from pad_engine.output import Delta, Output, Stats, Stopwatch
+from pad_engine.output import Delta, Output, Stats, Stopwatch, TokenLogprobs, collect, token_logprobs
 from pad_engine.prompt import Prompt, encode
+from pad_engine.record import Record
 from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.rules.select import rule_for
 from pad_engine.state import Commit, State
@@ -33,6 +35,11 @@ from pad_engine.tree import DraftTree
 from pad_engine.verify import accept, prefill, verify
 
 PREFILL_CHUNK = 512
+SEQ = 0  # the one sequence of a stream
+
+
+class Prefix:
+    """A handle of what the cache holds, from Engine.prefill."""
 
 
 def decode_round(
@@ -43,15 +50,20 @@ def decode_round(
     trees: Sequence[DraftTree],
     num_tokens: int,
     taps: Sequence[int] = (),
-) -> list[Commit]:
-    """Verify a forest, one tree a sequence, and commit what each accepted."""
+) -> tuple[list[Commit], Record]:
+    """Verify a forest, one tree a sequence, and commit what each accepted; returns the commits, and what was verified.
+
+    NonFiniteError when a sequence's own path leads over a row of logits that is not finite.
+    """
     record = verify(target, cache, states, trees, num_tokens, taps)
     commits = []
-    for state, tree, (path, end_token) in zip(states, trees, accept(record, rule), strict=True):
+    for state, tree, (path, end_token) in zip(states, trees, accept(record, rule, states, trees), strict=True):
+        if end_token < 0:
+            raise NonFiniteError(f"the target's logits after position {len(state.ids) + len(path) - 2} are not finite")
         commit = state.commit(tree, path, end_token)
         cache.commit(state.seq, commit.path)
         commits.append(commit)
-    return commits
+    return commits, record
 
 
 class Engine:
@@ -81,6 +93,7 @@ class Engine:
         self.lock = threading.Lock()
         self.serving: int | None = None  # the thread whose request is running
         self.cancelled = threading.Event()
+        self.owner: Prefix | None = None  # whose tokens the cache holds
 
     @classmethod
     def from_pretrained(cls, model: str | Path, **options: Any) -> "Engine":
@@ -89,78 +102,129 @@ class Engine:
 
         return load_engine(model, **options)
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Output:
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, prefix: Prefix | None = None) -> Output:
         """Answer a prompt: text to complete, token ids, or chat messages. RequestError says what is wrong with it."""
-        text, token_ids = "", []
-        for delta in self.stream(prompt, params):
-            text += delta.text
-            token_ids += delta.token_ids
-        assert delta.finish_reason is not None and delta.stats is not None
-        return Output(text, token_ids, delta.finish_reason, delta.stats)
+        return collect(self.stream(prompt, params, prefix=prefix))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
-        """The same, piece by piece, as rounds finish. Closing the iterator cancels the request."""
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, prefix: Prefix | None = None
+    ) -> Iterator[Delta]:
+        """The same, piece by piece, as rounds finish. Closing the iterator cancels the request.
+
+        prefix: a handle of `prefill`; what the prompt has in common with it is not read again.
+        """
         params = params or SamplingParams()
         rule = rule_for(self.rule, params)
+        self._check_ids(params)
+        if self.serving is None:
+            self.cancelled.clear()  # an earlier call of `cancel` had nothing to end
+        return self._run(self._encode(prompt), params, rule, prefix)
+
+    def prefill(self, prompt: Prompt) -> Prefix:
+        """Read a prompt ahead of its request. The handle follows the requests that it is given to: each turn of a chat
+        that passes it on costs its new tokens only. Any other request in between makes the next one read everything."""
+        ids, handle = self._encode(prompt), Prefix()
+        with self._serve(handle), torch.inference_mode():
+            self.cache.reset(SEQ, len(ids))
+            prefill(self.target, self.cache, SEQ, ids[:-1], PREFILL_CHUNK)
+        return handle
+
+    def cancel(self) -> None:
+        """End the running request after the pass at work; its stream closes with finish_reason "cancelled"."""
+        self.cancelled.set()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
         ids = encode(self.tokenizer, prompt, self.num_tokens)
         if len(ids) >= self.max_length:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens and leaves no room in a context of {self.max_length}",
                 "shorten it, or raise max_length if the model allows",
             )
-        return self._run(ids, params, rule)
+        return ids
 
-    def cancel(self) -> None:
-        """End the running request after its round; its stream closes with finish_reason "cancelled"."""
-        self.cancelled.set()
+    def _check_ids(self, params: SamplingParams) -> None:
+        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            if any(token >= self.num_tokens for token in ids):
+                raise RequestError(f"{name}: token id {max(ids)} is outside the vocabulary of {self.num_tokens}")
+
+    def _begin(self, state: State, prefix: Prefix | None) -> int:
+        """Bring drafter, controller and cache to the start of a request; returns how many tokens need no reading."""
+        # rotary frequencies that depend on the length would differ from those of a fresh start
+        reuse = prefix is not None and prefix is self.owner and not self.target.dynamic
+        self.owner = None  # whatever happens, the cache is no longer what a handle promises
+        self.drafter.begin(state.ids, reuse)
+        self.controller.begin()
+        kept = 0
+        if reuse:
+            kept = self.cache.keep_prefix(SEQ, state.ids[:-1])
+        else:
+            self.cache.reset(SEQ)
+        self.cache.prompt_lengths[SEQ] = len(state.ids)
+        return kept
 
     @contextmanager
-    def _serve(self) -> Iterator[None]:
-        """Wait for other threads' requests. A thread that asks again inside its own stream would wait for ever."""
+    def _serve(self, prefix: Prefix | None) -> Iterator[None]:
+        """Wait for other threads' requests, and leave the engine usable however this one ends."""
+        if self.serving == threading.get_ident():
+            # it would wait for itself
+            raise RequestError("this thread has an open stream on this engine", "read it to its end or close it first")
         with self.lock:
             self.serving = threading.get_ident()
             try:
                 yield
             finally:
-                self.serving = None
+                self.cache.discard(SEQ)
+                self.owner, self.serving = prefix, None
+                self.cancelled.clear()
 
     @torch.inference_mode()
-    def _run(self, ids: list[int], params: SamplingParams, rule: AcceptanceRule) -> Iterator[Delta]:
-        if self.serving == threading.get_ident():
-            raise RequestError("this thread has an open stream on this engine", "read it to its end or close it first")
-        with self._serve():
-            self.cancelled.clear()
+    def _run(
+        self, ids: list[int], params: SamplingParams, rule: AcceptanceRule, prefix: Prefix | None
+    ) -> Iterator[Delta]:
+        with self._serve(prefix):
             seed = secrets.randbits(53) if params.seed is None else params.seed
-            state = State(list(ids), len(ids), self.max_length, params, seed, self.eos_token_ids)
-            stats, text, clock = Stats(seed=seed, prompt_tokens=len(ids)), TextStream(self.tokenizer), Stopwatch()
-            self.drafter.begin(ids)
-            self.controller.begin()
-            self.cache.reset(state.seq, len(ids))
-            prefill(self.target, self.cache, state.seq, ids[:-1], PREFILL_CHUNK)
+            end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
+            state = State(list(ids), len(ids), self.max_length, params, seed, end_ids)
+            state.draws_from_q = rule.end.startswith("residual") and not params.greedy
+            stats, clock = Stats(seed=seed, prompt_tokens=len(ids)), Stopwatch()
+            text = TextStream(self.tokenizer, params.stop_texts, params.min_tokens)
+            stats.reused_tokens = self._begin(state, prefix)
+            prefill(self.target, self.cache, SEQ, ids[stats.reused_tokens : -1], PREFILL_CHUNK, self.cancelled)
             stats.prefill_seconds = clock.lap() / 1000
-            last: list[int] = []
-            for commit in self._rounds(state, rule):
+            last = Delta("", [])
+            for commit, piece, logprobs in self._rounds(state, rule, text):
                 stats.add(commit)
                 stats.decode_seconds += clock.lap() / 1000
                 stats.time_to_first_token = stats.time_to_first_token or stats.prefill_seconds + stats.decode_seconds
+                last = Delta(piece, commit.tokens, logprobs)
                 if state.finish_reason is None:
-                    yield Delta(text.push(commit.tokens), commit.tokens)
+                    yield last
+                    last = Delta("", [])
                     clock.lap()  # the reader's own time is not ours
-                else:
-                    last = commit.tokens
-            yield Delta(text.push(last) + text.flush(), last, state.finish_reason, stats)
+            rest = "" if text.stopped else text.flush()
+            yield replace(last, text=last.text + rest, finish_reason=state.finish_reason, stats=stats)
 
-    def _rounds(self, state: State, rule: AcceptanceRule) -> Iterator[Commit]:
-        drafter, controller = self.drafter, self.controller
+    def _rounds(
+        self, state: State, rule: AcceptanceRule, text: TextStream
+    ) -> Iterator[tuple[Commit, str, list[TokenLogprobs] | None]]:
+        drafter, controller, wanted = self.drafter, self.controller, state.params.logprobs
+        # what a rule of the residual kind emits depends on how much was drafted, so a seed fixes that too
+        pinned = state.draws_from_q and state.params.seed is not None
         while state.finish_reason is None:
             if self.cancelled.is_set():
                 state.finish_reason = "cancelled"
                 return
             clock = Stopwatch()
-            state.plan = controller.decide(drafter.evidence(state), state.remaining)
+            state.plan = controller.decide(drafter.evidence(state), state.remaining, pinned)
             tree = drafter.propose(state)
             draft_ms = clock.lap()
-            commit = decode_round(self.target, self.cache, rule, [state], [tree], self.num_tokens, drafter.taps)[0]
-            controller.observe(tree, commit.accepted, len(commit.tokens), draft_ms, clock.lap())
+            commits, record = decode_round(
+                self.target, self.cache, rule, [state], [tree], self.num_tokens, drafter.taps
+            )
+            commit, verify_ms = commits[0], clock.lap()
+            piece, count = text.push(commit.tokens)
+            if count is not None:
+                commit = state.cut(commit, count)
+            controller.observe(tree, commit.accepted, len(commit.tokens), draft_ms, verify_ms)
             drafter.observe(commit)
-            yield commit
+            yield commit, piece, None if wanted is None else token_logprobs(record.logits, commit, wanted)

@@ -13,5 +13,9 @@ class ModelError(PadError):
     """The model cannot be found, fetched, read or run by this engine."""
 
 
+class NonFiniteError(PadError):
+    """The model's logits hold a NaN or an infinity where a token must be picked."""
+
+
 class RequestError(PadError, ValueError):
     """The request (prompt, parameters) is not one that can be served."""

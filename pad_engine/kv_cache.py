@@ -82,7 +82,10 @@ class KVCache:
             self.buffers[window] = torch.empty(shape, dtype=dtype, device=device)
         self.lengths = [0] * num_seqs
         self.prompt_lengths = [0] * num_seqs
-        self.depths: list[list[int]] = [[] for _ in range(num_seqs)]  # of the scratch rows in use
+        self.tokens: list[list[int]] = [[] for _ in range(num_seqs)]  # of the committed rows
+        # of the scratch rows in use
+        self.depths: list[list[int]] = [[] for _ in range(num_seqs)]
+        self.drafted: list[list[int]] = [[] for _ in range(num_seqs)]
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +94,23 @@ class KVCache:
 
     def reset(self, seq: int, prompt_length: int = 0) -> None:
         """Forget a sequence. prompt_length: tokens of the prompt to come (it fixes dynamic rotary frequencies)."""
-        self.lengths[seq], self.prompt_lengths[seq], self.depths[seq] = 0, prompt_length, []
+        self.lengths[seq], self.prompt_lengths[seq], self.tokens[seq] = 0, prompt_length, []
+        self.discard(seq)
+
+    def keep_prefix(self, seq: int, ids: Sequence[int]) -> int:
+        """Forget what does not begin `ids`; returns how many of them are left in the cache.
+
+        A ring that has wrapped has lost the keys before its window, so such a sequence can only be kept whole.
+        """
+        self.discard(seq)
+        held = self.tokens[seq]
+        common = next((i for i, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b), min(len(held), len(ids)))
+        wrapped = any(window is not None and len(held) > window for window in self.buffers)
+        if wrapped and common < len(held):
+            common = 0
+        self.lengths[seq] = common
+        del held[common:]
+        return common
 
     def place(self, groups: Sequence[RowGroup]) -> Placement:
         """Give the rows of a pass their slots and masks, once for all layers. The rows join the scratch."""
@@ -106,6 +125,7 @@ class KVCache:
         for group in groups:
             n, length, used = len(group.tokens), self.lengths[group.seq], len(self.depths[group.seq])
             self.depths[group.seq] += group.depth
+            self.drafted[group.seq] += group.tokens
             # slots run backwards, so the last row has the lowest slot
             write = slice(self.scratch - used - n, self.scratch - used)
             read = {window: self.visible(group, window) for window in self.buffers}
@@ -172,8 +192,9 @@ class KVCache:
             target = [self.scratch + (first + i) % ring for i in range(len(moved))]
             kv_commit_ref(buffer[:, :, seq], source, target)
         self.lengths[seq] = length + len(rows)
-        self.depths[seq] = []
+        self.tokens[seq] += [self.drafted[seq][row] for row in rows]
+        self.discard(seq)
 
     def discard(self, seq: int) -> None:
         """Empty the scratch without keeping anything of it."""
-        self.depths[seq] = []
+        self.depths[seq], self.drafted[seq] = [], []

@@ -40,10 +40,6 @@ class NativeError(PadError):
         self.status = status
 
 
-class NonFiniteError(NativeError):
-    """A row of logits has a NaN, a positive infinity, or nothing finite to pick."""
-
-
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
     if not _LIBRARY.is_file():
@@ -83,9 +79,10 @@ def call(name: str, *arguments: object) -> None:
     library, reason = _load()
     if library is None:
         raise NativeError(reason, "install a C++17 compiler, then run `pip install` again")
-    if status := getattr(library, name)(*arguments):
-        kind = NonFiniteError if status == ERROR_NONFINITE else NativeError
-        raise kind(library.pad_last_error().decode(), status=status)
+    status = getattr(library, name)(*arguments)
+    # a row that is not finite is marked in the output, for whoever needs that row
+    if status not in (0, ERROR_NONFINITE):
+        raise NativeError(library.pad_last_error().decode(), status=status)
 
 
 def _pointer(tensor: Tensor, ctype: type) -> object:
@@ -110,8 +107,8 @@ def gumbel_pick(logits: Tensor, positions: Tensor, seed: int, temperature: float
     """One draw a row from softmax(logits / temperature) by shared Gumbel noise; temperature 0 is the plain argmax.
 
     logits: fp32 `[R, V]` on the CPU, unit stride over V. positions: `[R]` integers, modulo 2^32; equal neighbours share
-    the noise. seed: any int, modulo 2^64. Returns int32 `[R]`.
-    Raises ValueError for other tensors, NonFiniteError naming the first row with a NaN or without a finite best score.
+    the noise. seed: any int, modulo 2^64. Returns int32 `[R]`, -1 for a row with a NaN or without a finite best score.
+    Raises ValueError for other tensors.
     """
     if logits.dim() != 2 or logits.dtype != torch.float32 or logits.device.type != "cpu" or logits.stride(1) != 1:
         raise ValueError(

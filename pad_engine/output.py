@@ -1,8 +1,11 @@
 """What a request gives back: text and ids, why it ended, and what its rounds were like."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from pad_engine.state import Commit
 
@@ -11,13 +14,14 @@ from pad_engine.state import Commit
 class Stats:
     """Counts of one request. Times are in seconds; decode_seconds runs from the first pass after the prompt's.
 
-    seed: the one that was used. draft_tokens: verified, roots excluded. accepted_tokens: drafted and kept. overrides:
-    accepted although the target would have chosen otherwise. acceptance_by_position: of the rounds that drafted so
-    deep, the share that kept a token there.
+    seed: the one that was used. reused_tokens: of the prompt, in the cache already. draft_tokens: verified, roots
+    excluded. accepted_tokens: drafted and kept. overrides: accepted although the target would have chosen otherwise.
+    acceptance_by_position: of the rounds that drafted so deep, the share that kept a token there.
     """
 
     seed: int = 0
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     completion_tokens: int = 0
     rounds: int = 0
     draft_tokens: int = 0
@@ -71,30 +75,67 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """One emitted token, its log-probability under the target's raw logits (natural, temperature 1), and the likeliest
+    tokens at its place, best first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+def token_logprobs(logits: Tensor, commit: Commit, count: int) -> list[TokenLogprobs]:
+    """The log-probabilities of a round's tokens. logits: raw, fp32 `[N, V]` of the round's tree. count: likeliest
+    tokens to report."""
+    rows = logits[commit.path[: len(commit.tokens)]].log_softmax(-1)
+    ranked = rows.sort(dim=-1, descending=True, stable=True)
+    values, ids = ranked.values[:, :count].tolist(), ranked.indices[:, :count].tolist()
+    return [
+        TokenLogprobs(token, float(row[token]), list(zip(top_ids, top, strict=True)))
+        for token, row, top_ids, top in zip(commit.tokens, rows, ids, values, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
 class Delta:
-    """A piece of a streamed answer. text may be empty while a character is incomplete. The last one has a
-    finish_reason."""
+    """A piece of a streamed answer. text may be empty while a character is incomplete or a stop text may have begun.
+    The last one has a finish_reason."""
 
     text: str
     token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stats: Stats | None = None
 
 
 @dataclass(frozen=True)
 class Output:
-    """A finished answer. finish_reason: "stop" (end of sequence), "length" or "cancelled". logprobs: None unless asked
-    for."""
+    """A finished answer. finish_reason: "stop" (end of sequence or stop text), "length" or "cancelled". logprobs: None
+    unless asked for."""
 
     text: str
     token_ids: list[int]
     finish_reason: str
     stats: Stats
-    logprobs: list[Any] | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """One JSON object."""
         return asdict(self) | {"stats": self.stats.to_dict()}
+
+
+def collect(deltas: Iterable[Delta]) -> Output:
+    """The whole answer of a stream that is read to its end."""
+    text = ""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    for delta in deltas:
+        text += delta.text
+        token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            logprobs = (logprobs or []) + delta.logprobs
+    assert delta.finish_reason is not None and delta.stats is not None
+    return Output(text, token_ids, delta.finish_reason, delta.stats, logprobs)
 
 
 class Stopwatch:

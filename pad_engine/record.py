@@ -19,12 +19,15 @@ from pad_engine.tree import Forest
 class Record:
     """A verified forest of N nodes.
 
-    logits: fp32 `[N, V]`, raw. row_pick: int32 `[N]`, the target's own token after each node. taps: hidden states
-    `[N, hidden_size]` by layer. The statistics are computed when a rule first asks for one.
+    logits: fp32 `[N, V]`, raw. processed: the same after penalties, biases and filters, -inf where filtered out (the
+    very same tensor where nothing was asked for). row_pick: int32 `[N]`, the target's own token after each node, -1
+    where the row has none because it is not finite. taps: hidden states `[N, hidden_size]` by layer. The statistics are
+    computed when a rule first asks for one.
     """
 
     forest: Forest
     logits: Tensor
+    processed: Tensor
     row_pick: Tensor
     taps: dict[int, Tensor]
 

@@ -1,6 +1,6 @@
 """One sequence being generated: its tokens, where it may end, and what each round added. Next to read: engine.py."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pad_engine.config import SamplingParams
 from pad_engine.controller import RoundPlan
@@ -24,16 +24,19 @@ class Commit:
 
 @dataclass
 class State:
-    """A sequence. ids: prompt and committed tokens. limit: the most tokens that ids may hold. seq: its place in the
-    cache. plan: what the controller wants of the next round."""
+    """A sequence. ids: prompt and committed tokens. limit: the most tokens that ids may hold. end_ids: tokens that end
+    the answer. seq: its place in the cache. round: how many rounds it has had. draws_from_q: the rule weighs a draft's
+    own probabilities, so a drafter that can should draw from them. plan: what the controller wants of the next one."""
 
     ids: list[int]
     prompt_length: int
     limit: int
     params: SamplingParams
     seed: int
-    eos_token_ids: frozenset[int]
+    end_ids: frozenset[int]
     seq: int = 0
+    round: int = 0
+    draws_from_q: bool = False
     finish_reason: str | None = None
     plan: RoundPlan = field(default_factory=RoundPlan)
 
@@ -53,17 +56,24 @@ class State:
         return min(self.prompt_length + self.params.max_tokens, self.limit) - len(self.ids)
 
     def commit(self, tree: DraftTree, path: list[int], end_token: int) -> Commit:
-        """Append the path's tokens and the token after it; stop at the first end-of-sequence or at the limit."""
+        """Append the path's tokens and the token after it; stop at the first that ends the answer, or at the limit."""
         tokens = [tree.tokens[node] for node in path[1:]] + [end_token]
         tokens = tokens[: self.remaining]
-        if not self.params.ignore_eos:
-            for i, token in enumerate(tokens):
-                if token in self.eos_token_ids:
-                    tokens = tokens[: i + 1]
-                    self.finish_reason = "stop"
-                    break
+        ends = [i for i, token in enumerate(tokens) if token in self.end_ids]
+        if ends:
+            tokens = tokens[: ends[0] + 1]
+            self.finish_reason = "stop"
         self.ids += tokens
+        self.round += 1
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         # the last emitted token becomes the next root: the target has not read it, so its row is not kept
         return Commit(tree, path[: len(tokens)], tokens, min(len(tokens), len(path) - 1))
+
+    def cut(self, commit: Commit, count: int) -> Commit:
+        """Take back all but the first `count` tokens of the last commit: the answer ends there."""
+        del self.ids[len(self.ids) - len(commit.tokens) + count :]
+        self.finish_reason = "stop"
+        return replace(
+            commit, path=commit.path[:count], tokens=commit.tokens[:count], accepted=min(commit.accepted, count)
+        )

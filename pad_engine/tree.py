@@ -6,7 +6,7 @@ several sequences, behind one another. Run this file to see a tree and its mask.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,11 +18,14 @@ class DraftTree:
 
     parents[i] < i for every node but the root, whose parent is -1. `evidence` is the drafter's own class of how sure it
     is (an n-gram drafter gives the length of its match); the controller keeps an acceptance rate for each class.
+    q_rows: fp32 `[N, V']`, for each node the distribution that its children were drawn from, without replacement and in
+    their order; V' may be shorter than the target's vocabulary. None: nothing was drawn, the drafter was sure.
     """
 
     tokens: list[int]
     parents: list[int]
     evidence: int = 0
+    q_rows: Tensor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.tokens or len(self.tokens) != len(self.parents) or self.parents[0] != -1:
@@ -47,6 +50,15 @@ class DraftTree:
         for parent in self.parents:
             depth.append(depth[parent] + 1 if parent >= 0 else 0)
         return depth
+
+    @property
+    def children(self) -> list[list[int]]:
+        """The children of each node, in order."""
+        children: list[list[int]] = [[] for _ in self.tokens]
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                children[parent].append(node)
+        return children
 
     @property
     def paths(self) -> list[list[int]]:
@@ -76,7 +88,8 @@ class DraftTree:
         if len(kept) == len(self):
             return self
         parents = [index[self.parents[node]] if node else -1 for node in kept]
-        return DraftTree([self.tokens[node] for node in kept], parents, self.evidence)
+        q_rows = None if self.q_rows is None else self.q_rows[kept]
+        return DraftTree([self.tokens[node] for node in kept], parents, self.evidence, q_rows)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Next to read: rules/greedy.py for what is accepted, accept.py for the path, models/decoder.py for the pass.
 """
 
+import threading
 from collections.abc import Collection, Sequence
 
 import torch
@@ -14,12 +15,22 @@ from pad_engine.record import Record
 from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.sampling import gumbel_pick
 from pad_engine.state import State
+from pad_engine.transforms import transform
 from pad_engine.tree import DraftTree, make_forest
 
 
-def prefill(target: Decoder, cache: KVCache, seq: int, tokens: Sequence[int], chunk: int) -> None:
-    """Read the tokens of a sequence into its committed prefix, `chunk` rows a pass."""
+def prefill(
+    target: Decoder,
+    cache: KVCache,
+    seq: int,
+    tokens: Sequence[int],
+    chunk: int,
+    cancelled: threading.Event | None = None,
+) -> None:
+    """Read the tokens of a sequence into its committed prefix, `chunk` rows a pass, until it is told to stop."""
     for start in range(0, len(tokens), chunk):
+        if cancelled is not None and cancelled.is_set():
+            return
         part = tokens[start : start + chunk]
         placement = cache.place([RowGroup(seq, part, range(len(part)))])
         target.forward(placement, cache)
@@ -46,16 +57,23 @@ def verify(
     placement = cache.place(groups)
     hidden, tapped = target.forward(placement, cache, taps)
     logits = target.logits(hidden)[:, :num_tokens]
-    picks = []
+    processed, picks = [], []
     for state, start, tree in zip(states, forest.starts, trees, strict=True):
         rows = slice(start, start + len(tree))
+        processed.append(transform(logits[rows], state, tree.paths))
         temperature = 0.0 if state.params.greedy else state.params.temperature
         # the token picked after a row stands one position behind it
-        picks.append(gumbel_pick(logits[rows], placement.positions[rows] + 1, state.seed, temperature))
-    return Record(forest, logits, torch.cat(picks).cpu(), tapped)
+        picks.append(gumbel_pick(processed[-1], placement.positions[rows] + 1, state.seed, temperature))
+    changed = processed[0] if len(processed) == 1 else torch.cat(processed)
+    return Record(forest, logits, changed, torch.cat(picks).cpu(), tapped)
 
 
-def accept(record: Record, rule: AcceptanceRule) -> list[tuple[list[int], int]]:
+def accept(
+    record: Record, rule: AcceptanceRule, states: Sequence[State], trees: Sequence[DraftTree]
+) -> list[tuple[list[int], int]]:
     """For each sequence the accepted path, as nodes of its own tree from the root on, and the token after it."""
+    if rule.walk_path is not None:
+        walks = zip(record.forest.starts, states, trees, strict=True)
+        return [rule.walk_path(record, start, state, tree) for start, state, tree in walks]
     paths, ends = accept_paths(record, rule)
     return [([row - path[0] for row in path], end) for path, end in zip(paths, ends, strict=True)]

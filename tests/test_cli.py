@@ -110,7 +110,7 @@ def test_chat_uses_the_template(folder: Path) -> None:
         (("--seed", "-1"), "seed"),
         (("--max-tokens", "0"), "max_tokens"),
         (("--trees", "oak"), "trees must be one of chain, best-first"),
-        (("--rule", "lucky"), "rule must be auto or one of greedy, match"),
+        (("--rule", "lucky"), "rule must be auto or one of greedy, match, rejection"),
         (("--rule", "greedy", "--temperature", "1"), "rule greedy needs temperature 0"),
         (("--drafter", "oracle"), "drafter must be"),
         (("--drafter", "ngram:min=many"), "min must be a whole number"),
@@ -119,10 +119,75 @@ def test_chat_uses_the_template(folder: Path) -> None:
         (("--device", "tpu"), "device"),
         (("--dtype", "int3"), "dtype"),
         (("--system", "be brief"), "needs --chat"),
+        (("--logprobs", "3"), "--logprobs needs --json"),
+        (("--logprobs", "99", "--json"), "logprobs must be"),
+        (("--top-k", "-1"), "top_k"),
+        (("--top-p", "0"), "top_p must be above 0"),
+        (("--min-p", "1.5"), "min_p"),
+        (("--min-tokens", "25"), "min_tokens"),
+        (("--repetition-penalty", "0"), "repetition_penalty"),
+        (("--presence-penalty", "3"), "presence_penalty"),
+        (("--frequency-penalty", "nan"), "frequency_penalty"),
+        (("--logit-bias", "97"), "--logit-bias must be ID=BIAS, as in 42=-5, got '97'"),
+        (("--logit-bias", "a=b"), "ID=BIAS"),
+        (("--logit-bias", "97=nan"), "logit_bias"),
+        (("--logit-bias", "-1=1"), "logit_bias"),
+        (("--stop", ""), "stop must be texts"),
+        (("--stop-token-id", "-1"), "stop_token_ids"),
     ],
 )
 def test_bad_options_are_refused_before_a_model_is_looked_for(arguments: tuple[str, ...], words: str) -> None:
     check_error(generate(Path("/no/such/model"), *arguments), 2, words)
+
+
+SAMPLED = {"temperature": 1.5, "seed": 5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        (("--top-k", "4"), SAMPLED | {"top_k": 4}),
+        (("--top-p", "0.4"), SAMPLED | {"top_p": 0.4}),
+        (("--min-p", "0.3"), SAMPLED | {"min_p": 0.3}),
+        (("--repetition-penalty", "5"), {"repetition_penalty": 5.0}),
+        (("--presence-penalty", "2"), {"presence_penalty": 2.0}),
+        (("--frequency-penalty", "2"), {"frequency_penalty": 2.0}),
+        (("--logit-bias", "97=50", "--logit-bias", "98=50.5"), {"logit_bias": {97: 50, 98: 50.5}}),
+        (("--logit-bias", "98=100", "--stop", "x", "--stop", "bbb"), {"logit_bias": {98: 100}, "stop": ("x", "bbb")}),
+        (("--logit-bias", "10=100", "--stop", r"\n\n"), {"logit_bias": {10: 100}, "stop": "\n\n"}),
+        (("--logit-bias", "9=100", "--stop", r"\t"), {"logit_bias": {9: 100}, "stop": "\t"}),
+        (("--logit-bias", "92=100", "--stop", r"\\"), {"logit_bias": {92: 100}, "stop": "\\"}),
+        (
+            ("--logit-bias", "98=100", "--stop-token-id", "97", "--stop-token-id", "98", "--min-tokens", "3"),
+            {"logit_bias": {98: 100}, "stop_token_ids": (97, 98), "min_tokens": 3},
+        ),
+        (("--rule", "rejection"), SAMPLED),
+    ],
+)
+def test_options_of_a_request(folder: Path, arguments: tuple[str, ...], fields: dict[str, object]) -> None:
+    sampled = ("--temperature", "1.5", "--seed", "5") if "seed" in fields else ()
+    out = json.loads(generate(folder, "--json", "--drafter", "none", *sampled, *arguments).stdout)
+    params = SamplingParams(24, ignore_eos=True, **fields)  # type: ignore[arg-type]
+    engine = tiny_engine(folder, rule="rejection" if "rejection" in arguments else "auto")
+    expected = engine.generate(PROMPT, params)
+    assert (out["token_ids"], out["text"]) == (expected.token_ids, expected.text)
+    assert out["finish_reason"] == expected.finish_reason == ("stop" if "--stop" in str(arguments) else "length")
+    plain = engine.generate(PROMPT, SamplingParams(24, ignore_eos=True, temperature=1.5 if sampled else 0, seed=5))
+    assert "rejection" in arguments or out["token_ids"] != plain.token_ids, "the option does something here"
+
+
+def test_json_has_logprobs(folder: Path) -> None:
+    out = json.loads(generate(folder, "--json", "--logprobs", "2").stdout)
+    assert [entry["token_id"] for entry in out["logprobs"]] == out["token_ids"]
+    for entry in out["logprobs"]:
+        (best, first), (_, second) = entry["top"]
+        assert best == entry["token_id"] and first == pytest.approx(entry["logprob"]) and second <= first < 0
+    assert [entry["top"] for entry in json.loads(generate(folder, "--json", "--logprobs", "0").stdout)["logprobs"]]
+
+
+def test_a_comparison_warms_up_with_fewer_tokens_than_the_minimum(folder: Path) -> None:
+    result = generate(folder, "--compare-plain", "--min-tokens", "20")
+    assert result.exit_code == 0 and result.stderr.endswith("same tokens\n"), result.output
 
 
 def test_options_that_do_not_suit_the_model_are_bad_usage(folder: Path) -> None:
@@ -143,6 +208,7 @@ def test_failures_exit_with_1(folder: Path, tmp_path: Path) -> None:
     check_error(generate(folder, "--adapter", str(tmp_path)), 1, str(tmp_path))
     check_error(generate(folder, prompt="x" * 256), 1, "256 tokens", "hint: ")
     check_error(generate(folder, prompt=""), 1, "the prompt is empty")
+    check_error(generate(folder, "--logit-bias", "300=1"), 1, "token id 300 is outside the vocabulary of 300")
 
 
 def test_terms_must_be_accepted(tmp_path: Path) -> None:

@@ -5,16 +5,19 @@ The draft model has a cache of its own. Tokens that it has not read yet, the las
 accepted whole, or all those of plain rounds in between, are read when the next draft begins.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from pad_engine.kernels.gumbel import DRAFT
 from pad_engine.kv_cache import RowGroup
 from pad_engine.models.decoder import Decoder
 from pad_engine.sampling import gumbel_noise
 from pad_engine.state import Commit, State
+from pad_engine.transforms import transform
 from pad_engine.tree import DraftTree
 from pad_engine.trees.builder import Candidate, TreeBuilder, most_likely, tree_of
 
@@ -24,32 +27,37 @@ class DraftModel:
     capacity: tokens that its cache can hold; beyond them it proposes nothing. budget: nodes of a tree at most."""
 
     captured = False
-    draft_probs: Literal["none"] = "none"
+    draft_probs: Literal["rows"] = "rows"
     taps: tuple[int, ...] = ()
 
     def __init__(
         self, decoder: Decoder, builder: TreeBuilder, *, num_tokens: int, capacity: int, budget: int, chunk: int
     ) -> None:
         self.decoder, self.builder, self.num_tokens, self.chunk = decoder, builder, num_tokens, chunk
+        self.tree: DraftTree | None = None  # the last one proposed, until it is observed
+        self.row_of_node: list[int | None] = []  # scratch row of each of its nodes, if it was read
+        self.q_rows: list[Tensor] = []  # of the root and of every candidate that was read, where tokens are drawn
         self.cache = decoder.new_cache(capacity=capacity, scratch=max(chunk, budget * builder.width))
-        self.reset()
 
     @property
     def nbytes(self) -> int:
         """The cache; the weights are counted with the models."""
         return self.cache.nbytes
 
-    def begin(self, prompt: list[int]) -> None:
-        """A new sequence; its prompt is read at once, as part of the target's own reading."""
-        self.reset()
-        self.cache.reset(0, len(prompt))
+    def begin(self, prompt: list[int], reuse: bool = False) -> None:
+        """A new sequence; what the cache lacks of its prompt is read at once, as part of the target's own reading."""
+        self.tree = None
+        if reuse:
+            self.cache.keep_prefix(0, prompt[:-1])
+        else:
+            self.cache.reset(0)
+        self.cache.prompt_lengths[0] = len(prompt)
         self.catch_up(prompt[: min(len(prompt), self.cache.capacity) - 1])
 
     def reset(self) -> None:
         """Forget the sequence."""
         self.cache.reset(0)
-        self.tree: DraftTree | None = None
-        self.row_of_node: list[int | None] = []  # scratch row of each node of the last tree, if it was read
+        self.tree = None
 
     def evidence(self, state: State) -> int:
         """Always the same class, while the cache has room for a draft."""
@@ -63,16 +71,17 @@ class DraftModel:
             return DraftTree.chain([state.root])
         candidates: list[Candidate] = []
         rows: dict[int, int] = {}  # candidate -> scratch row
+        self.q_rows = []
         parents = [-1]
         logits = self.decoder.logits(self.catch_up(state.ids))[:, : self.num_tokens]
         for level in range(1, depth + 1):
             fresh = self.rank(state, candidates, parents, logits, level)
-            if level == depth:
+            if level == depth or not fresh:
                 break
             parents = sorted(most_likely(candidates, fresh, self.builder.width))
             logits = self.read(candidates, parents, rows)
         kept = self.builder.select(candidates, state.plan.budget - 1)
-        self.tree = tree_of(state.root, candidates, kept)
+        self.tree = tree_of(state.root, candidates, kept, q_rows=self.q_rows)
         self.row_of_node = [None, *(rows.get(candidate) for candidate in kept)]
         return self.tree
 
@@ -93,15 +102,22 @@ class DraftModel:
         self, state: State, candidates: list[Candidate], parents: Sequence[int], logits: Tensor, depth: int
     ) -> list[int]:
         """Append the best continuations of each parent, whose rows of logits are given; returns their indices."""
-        scores = logits
-        if not state.params.greedy:
-            noise = gumbel_noise(state.seed, len(state.ids) + depth - 1, self.num_tokens, logits.device)
-            scores = logits + state.params.temperature * noise
+        scores = transform(logits, state, [path_to(candidates, parent) for parent in parents])
+        position = len(state.ids) + depth - 1
+        if state.draws_from_q and self.builder.branches == 1:
+            self.q_rows.append((scores / state.params.temperature).softmax(-1))
+            noise = gumbel_noise(state.seed, position, self.num_tokens, logits.device, DRAFT, state.round)
+            scores = scores + state.params.temperature * noise
+        elif not state.params.greedy and not state.draws_from_q:
+            noise = gumbel_noise(state.seed, position, self.num_tokens, logits.device)
+            scores = scores + state.params.temperature * noise
         top_tokens, top_values = largest(scores.log_softmax(-1), min(self.builder.branches, self.num_tokens))
         first = len(candidates)
         for parent, tokens, values in zip(parents, top_tokens, top_values, strict=True):
             before = candidates[parent].log_prob if parent >= 0 else 0.0
-            candidates += [Candidate(t, parent, before + v, depth) for t, v in zip(tokens, values, strict=True)]
+            # a row that is not finite proposes nothing
+            finite = [(t, v) for t, v in zip(tokens, values, strict=True) if math.isfinite(v)]
+            candidates += [Candidate(t, parent, before + v, depth) for t, v in finite]
         return list(range(first, len(candidates)))
 
     def read(self, candidates: list[Candidate], chosen: Sequence[int], rows: dict[int, int]) -> Tensor:
@@ -141,3 +157,12 @@ def largest(rows: Tensor, count: int) -> tuple[list[list[int]], list[list[float]
         values.append(value)
         left.scatter_(1, index[:, None], -torch.inf)
     return torch.stack(indices, 1).tolist(), torch.stack(values, 1).tolist()
+
+
+def path_to(candidates: Sequence[Candidate], candidate: int) -> list[int]:
+    """The tokens from the root's child to a candidate; none for the root (-1)."""
+    path: list[int] = []
+    while candidate >= 0:
+        path.append(candidates[candidate].token)
+        candidate = candidates[candidate].parent
+    return path[::-1]

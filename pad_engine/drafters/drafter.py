@@ -30,8 +30,8 @@ class Drafter(Protocol):
     def nbytes(self) -> int:
         """See above."""
 
-    def begin(self, prompt: list[int]) -> None:
-        """A new sequence."""
+    def begin(self, prompt: list[int], reuse: bool = False) -> None:
+        """A new sequence. reuse: it may go on from what a cache of the drafter still holds of the one before."""
 
     def evidence(self, state: State) -> int:
         """The class of what it would propose now (the controller keeps rates by class), or -1 when it has nothing."""

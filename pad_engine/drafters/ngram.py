@@ -34,7 +34,7 @@ class NGram:
         """About what the index takes in Python objects."""
         return 100 * len(self.ids)
 
-    def begin(self, prompt: list[int]) -> None:
+    def begin(self, prompt: list[int], reuse: bool = False) -> None:
         """Index the prompt."""
         self.reset()
         self.extend(prompt)

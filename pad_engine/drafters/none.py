@@ -14,7 +14,7 @@ class NoDrafter:
     taps: tuple[int, ...] = ()
     nbytes = 0
 
-    def begin(self, prompt: list[int]) -> None:
+    def begin(self, prompt: list[int], reuse: bool = False) -> None:
         """Nothing to remember."""
 
     def evidence(self, state: State) -> int:

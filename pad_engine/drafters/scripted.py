@@ -19,7 +19,7 @@ class Scripted:
         self.script = script
         self.commits: list[Commit] = []
 
-    def begin(self, prompt: list[int]) -> None:
+    def begin(self, prompt: list[int], reuse: bool = False) -> None:
         """A new sequence."""
         self.commits = []
 

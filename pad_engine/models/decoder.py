@@ -104,6 +104,11 @@ class Decoder:
         draft.layers = [self.layers[index] for index in kept]
         return draft
 
+    @property
+    def dynamic(self) -> bool:
+        """Whether a token's key depends on the length of the sequence that it was read in."""
+        return any(rope.dynamic for rope in self.ropes)
+
     def new_cache(self, *, num_seqs: int = 1, capacity: int, scratch: int) -> KVCache:
         """An empty cache for this model's layers: `capacity` committed tokens a sequence, `scratch` rows a pass."""
         config = self.config

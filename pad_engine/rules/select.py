@@ -4,9 +4,10 @@ from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
 from pad_engine.rules.greedy import GREEDY
 from pad_engine.rules.match import MATCH
+from pad_engine.rules.rejection import REJECTION
 from pad_engine.rules.rule import AcceptanceRule
 
-RULES = {rule.name: rule for rule in (GREEDY, MATCH)}
+RULES = {rule.name: rule for rule in (GREEDY, MATCH, REJECTION)}
 
 
 def check_rule(rule: str | AcceptanceRule) -> None:

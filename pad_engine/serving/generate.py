@@ -1,19 +1,19 @@
 """`pad generate`: one prompt, the answer streamed to standard output, one line of figures on standard error."""
 
 import json
-import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pad_engine import chat_template
 from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
-from pad_engine.serving.terminal import BAD_USAGE, INTERRUPTED, fetch, reported
+from pad_engine.serving import options
+from pad_engine.serving.options import EngineOptions, parse_biases, unescape
+from pad_engine.serving.reply import answer, figures, show
+from pad_engine.serving.terminal import BAD_USAGE, INTERRUPTED, reported
 
 if TYPE_CHECKING:
     from pad_engine.engine import Engine
@@ -27,66 +27,72 @@ def generate(
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="Text to go on from; - reads it from standard input.")
     ],
-    model: Annotated[
-        str, typer.Option(help="Short name (see `pad models`), folder, .gguf file or hub id.")
-    ] = "smollm2-135m",
-    draft_model: Annotated[
-        str | None, typer.Option(help='Model that drafts, or "self:drop=3,4": the target without these layers.')
-    ] = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="none, ngram[:min=2,depth=15] or draft-model[:depth=8].", show_default="ngram, or draft-model"
-        ),
-    ] = None,
-    trees: Annotated[str, typer.Option(help="chain or best-first.")] = "chain",
-    rule: Annotated[str, typer.Option(help="auto, greedy or match.")] = "auto",
-    budget: Annotated[int, typer.Option(min=1, max=64, help="Rows of one pass at most.")] = 16,
-    max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Repeats a sampled answer.", show_default="a fresh one")] = None,
+    model: options.Model = "smollm2-135m",
+    draft_model: options.DraftModel = None,
+    drafter: options.Drafter = None,
+    trees: options.Trees = "chain",
+    rule: options.Rule = "auto",
+    budget: options.Budget = 16,
+    max_tokens: options.MaxTokens = 128,
+    min_tokens: options.MinTokens = 0,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = None,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    logit_bias: options.LogitBias = None,
+    stop: options.Stop = None,
+    stop_token_id: options.StopTokenId = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of the answer.")] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json, so many likeliest tokens at each place.", show_default="none")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
     system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
-    adapter: Annotated[list[str] | None, typer.Option(help="LoRA folder to merge; may be given again.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    max_length: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and answer together.", show_default="the model's, up to 8192")
-    ] = None,
+    adapter: options.Adapter = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_length: options.MaxLength = None,
     compare_plain: Annotated[
         bool, typer.Option("--compare-plain", help="Decode again without drafting, and compare speed and tokens.")
     ] = False,
-    accept_terms: Annotated[
-        bool, typer.Option("--accept-terms", help="Accept the terms that a model is under.")
-    ] = False,
+    accept_terms: options.AcceptTerms = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer one prompt: text to standard output, figures to standard error."""
-    spec = drafter or ("draft-model" if draft_model else "ngram")
+    chosen = EngineOptions(
+        model, draft_model, drafter, trees, rule, budget, adapter or [], device, dtype, max_length, accept_terms
+    )
     with reported(bad_request=BAD_USAGE):
         if system is not None and not chat:
             raise RequestError("--system needs --chat: only a chat template has a place for it")
-        params = SamplingParams(max_tokens, temperature, seed, ignore_eos)
-        check_names(spec, draft_model, trees, rule, params, device, dtype)
-        text = read_prompt(prompt)
-
-        from pad_engine.models.loader import load_engine
-
-        engine = load_engine(
-            fetch(model, accept_terms),
-            drafter=spec,
-            draft_model=None if draft_model is None else draft_folder(draft_model, accept_terms),
-            trees=trees,
-            rule=rule,
-            device=device,
-            dtype=dtype,
-            max_length=max_length,
-            adapters=adapter or [],
-            budget=budget,
-            accept_terms=accept_terms,
-            verbose=not as_json,
+        if logprobs is not None and not as_json:
+            raise RequestError("--logprobs needs --json: text has no place for them")
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            temperature=temperature,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=parse_biases(logit_bias or []),
+            stop=[unescape(text) for text in stop or []],
+            stop_token_ids=stop_token_id or [],
+            logprobs=logprobs,
         )
+        chosen.check(params)
+        text = read_prompt(prompt)
+        if chat:
+            chat_template.start()
+        engine = chosen.load(verbose=not as_json)
     with reported():
         from pad_engine.prompt import encode
 
@@ -102,25 +108,12 @@ def generate(
         if compare_plain and not interrupted:
             plain, interrupted = answer_plainly(engine, ids, params)
         if as_json:
-            print(json.dumps(as_object(out, plain, engine, params, {"model": model, "drafter": spec})))
+            names = {"model": model, "drafter": chosen.drafter_spec}
+            print(json.dumps(as_object(out, plain, engine, params, names)))
         else:
-            print(figures(out, plain, fresh_seed=seed is None and not params.greedy), file=sys.stderr)
+            print(summary(out, plain, fresh_seed=seed is None and not params.greedy), file=sys.stderr)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def check_names(
-    drafter: str, draft_model: str | None, trees: str, rule: str, params: SamplingParams, device: str, dtype: str
-) -> None:
-    """Refuse bad option values before a model is fetched or loaded, which may take minutes."""
-    from pad_engine.models.loader import check_drafter, pick_device, pick_dtype
-    from pad_engine.rules.select import rule_for
-
-    rule_for(rule, params)
-    pick_dtype(dtype, pick_device(device))
-    name, _ = check_drafter(drafter, trees, budget=2)
-    if name == "draft-model" and draft_model is None:
-        raise RequestError("--drafter draft-model needs --draft-model", 'a model, or "self:drop=3,4"')
 
 
 def read_prompt(prompt: str) -> str:
@@ -139,59 +132,10 @@ def as_messages(text: str, system: str | None) -> list[dict[str, str]]:
     return messages if system is None else [{"role": "system", "content": system}, *messages]
 
 
-def draft_folder(draft_model: str, accept_terms: bool) -> str:
-    """The draft model's folder; `self:...` is no folder and stays what it is."""
-    return draft_model if draft_model.startswith("self:") else str(fetch(draft_model, accept_terms))
-
-
-def show(text: str) -> None:
-    """Print a piece of the answer at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def answer(
-    engine: "Engine", ids: list[int], params: SamplingParams, show: Callable[[str], None] | None
-) -> tuple["Output", bool]:
-    """Run a request; returns its output and whether Ctrl-C has ended it.
-
-    The first Ctrl-C ends it after the round at work, so that text and figures are whole. While the prompt is read, or
-    at the second Ctrl-C, it ends on the spot, with the text so far.
-    """
-    from pad_engine.output import Output, Stats
-
-    text, reason = "", "cancelled"
-    token_ids: list[int] = []
-    stats = Stats(seed=params.seed or 0, prompt_tokens=len(ids))
-    signals = 0
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        if signals > 1 or not token_ids:
-            raise KeyboardInterrupt
-        engine.cancel()
-
-    deltas = engine.stream(ids, params)
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        with suppress(KeyboardInterrupt):
-            for delta in deltas:
-                text += delta.text
-                token_ids += delta.token_ids
-                stats.completion_tokens = len(token_ids)
-                if show:
-                    show(delta.text)
-                if delta.finish_reason is not None and delta.stats is not None:
-                    reason, stats = delta.finish_reason, delta.stats
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return Output(text, token_ids, reason, stats), signals > 0
-
-
 def warm_up(engine: "Engine", ids: list[int], params: SamplingParams) -> None:
     """A few tokens that are not timed: the first passes of each size pay for memory and for libraries' choices."""
-    engine.generate(ids, replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens)))
+    count = min(WARM_UP_TOKENS, params.max_tokens)
+    engine.generate(ids, replace(params, max_tokens=count, min_tokens=min(count, params.min_tokens)))
 
 
 def answer_plainly(engine: "Engine", ids: list[int], params: SamplingParams) -> tuple["Output", bool]:
@@ -211,14 +155,10 @@ def first_difference(a: list[int], b: list[int]) -> int | None:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def figures(out: "Output", plain: "Output | None", fresh_seed: bool) -> str:
+def summary(out: "Output", plain: "Output | None", fresh_seed: bool) -> str:
     """The line that ends a run."""
     stats = out.stats
-    line = (
-        f"{stats.completion_tokens} tokens in {stats.decode_seconds:.2f} s: {stats.tokens_per_second:.1f} tokens/s, "
-        f"{stats.rounds} rounds, mean accept length {stats.mean_accept_length:.2f}, "
-        f"{stats.tokens_per_round:.2f} tokens per round"
-    )
+    line = figures(stats)
     if fresh_seed:
         line += f", seed {stats.seed}"
     if out.finish_reason == "cancelled":

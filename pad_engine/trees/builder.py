@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from pad_engine.errors import RequestError
 from pad_engine.tree import DraftTree
 
@@ -34,12 +37,22 @@ def most_likely(candidates: Sequence[Candidate], chosen: Sequence[int], count: i
     return sorted(chosen, key=lambda c: (-candidates[c].log_prob, c))[:count]
 
 
-def tree_of(root: int, candidates: Sequence[Candidate], kept: Sequence[int], evidence: int = 0) -> DraftTree:
-    """The tree of the kept candidates, given in the order of their indices: node i + 1 is candidate kept[i]."""
+def tree_of(
+    root: int,
+    candidates: Sequence[Candidate],
+    kept: Sequence[int],
+    evidence: int = 0,
+    q_rows: Sequence[Tensor] = (),
+) -> DraftTree:
+    """The tree of the kept candidates, given in the order of their indices: node i + 1 is candidate kept[i].
+
+    q_rows: `[1, V']` each, for a chain whose tokens were drawn: what the children of its nodes, in order, came from.
+    """
     node_of = {-1: 0} | {candidate: node for node, candidate in enumerate(kept, start=1)}
     tokens = [root] + [candidates[c].token for c in kept]
     parents = [-1] + [node_of[candidates[c].parent] for c in kept]
-    return DraftTree(tokens, parents, evidence)
+    drawn = torch.cat([*q_rows, q_rows[-1]])[: len(tokens)] if q_rows else None
+    return DraftTree(tokens, parents, evidence, drawn)
 
 
 def make_builder(name: str) -> TreeBuilder:
