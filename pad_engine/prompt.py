@@ -15,14 +15,14 @@ def encode(tokenizer: Any, prompt: Prompt, num_tokens: int) -> list[int]:
     if isinstance(prompt, str):
         check_text(prompt, "the prompt")
         ids = list(tokenizer(prompt).input_ids)
+    elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        raise RequestError(f"prompt must be text, a list of token ids or of messages, got {type(prompt).__name__}")
     elif prompt and all(isinstance(item, Mapping) for item in prompt):
         ids = chat_ids(tokenizer, [item for item in prompt if isinstance(item, Mapping)])
     elif all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
         ids = [item for item in prompt if isinstance(item, int)]
     else:
-        raise RequestError(
-            f"prompt must be text, a list of token ids or a list of messages, got {type(prompt).__name__}"
-        )
+        raise RequestError("prompt must be text, a list of token ids or of messages, got a list of something else")
     if not ids:
         raise RequestError("the prompt is empty: at least one token is needed to go on from")
     for token in ids:

@@ -33,7 +33,7 @@ class Case:
 
     @property
     def record(self) -> Record:
-        return Record(self.forest, torch.zeros(len(self.row_pick), 3), column(self.row_pick), {})
+        return Record(self.forest, *[torch.zeros(len(self.row_pick), 3)] * 2, column(self.row_pick), {})
 
     @property
     def judged(self) -> tuple[Tensor, Tensor]:
@@ -170,8 +170,9 @@ def test_commit_list_is_that_of_the_cache(data: st.DataObject) -> None:
     assert len(source) == len(target) == min(len(rows), ring)
     for s, t in zip(source, target, strict=True):
         expected[..., t, :] = buffer[..., s, :]
-    cache.lengths[0] = length
+    cache.lengths[0], cache.drafted[0] = length, list(range(scratch))
     cache.commit(0, rows)
+    assert cache.tokens[0] == rows
     assert torch.equal(buffer, expected)
 
 

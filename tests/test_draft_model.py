@@ -77,8 +77,8 @@ def test_plain_rounds_between_drafts_are_caught_up(make_model: Make) -> None:
     engine = tiny_engine(folder, "draft-model", draft_model="self:layers=0,1,2", budget=5)
     decide, rounds = engine.controller.decide, iter(range(10_000))
 
-    def now_and_then(evidence: int, remaining: int) -> Any:
-        return decide(-1 if next(rounds) % 7 else evidence, remaining)
+    def now_and_then(evidence: int, remaining: int, pinned: bool) -> Any:
+        return decide(-1 if next(rounds) % 7 else evidence, remaining, pinned)
 
     engine.controller.decide = now_and_then  # type: ignore[method-assign]
     out = engine.generate(PROMPT, SamplingParams(80, ignore_eos=True))

@@ -124,8 +124,8 @@ def test_accept_follows_the_picks_of_parents(rule: Any) -> None:
             trees.append(DraftTree(rng.integers(0, 3, size).tolist(), parents))
         forest = make_forest(trees, rng.permutation(len(trees)).tolist())
         picks = torch.tensor(rng.integers(0, 3, len(forest.token)), dtype=torch.int32)
-        record = Record(forest, torch.randn(len(picks), 3), picks, {})
-        for (path, end), tree, start in zip(accept(record, rule), trees, forest.starts, strict=True):
+        record = Record(forest, *[torch.randn(len(picks), 3)] * 2, picks, {})
+        for (path, end), tree, start in zip(accept(record, rule, [], trees), trees, forest.starts, strict=True):
             node, expected = 0, [0]
             while True:
                 pick = int(picks[start + node])

@@ -52,7 +52,7 @@ class DraftModel:
         else:
             self.cache.reset(0)
         self.cache.prompt_lengths[0] = len(prompt)
-        self.catch_up(prompt[: min(len(prompt), self.cache.capacity) - 1])
+        self.read_committed(prompt[: min(len(prompt), self.cache.capacity) - 1])
 
     def reset(self) -> None:
         """Forget the sequence."""
@@ -72,8 +72,7 @@ class DraftModel:
         candidates: list[Candidate] = []
         rows: dict[int, int] = {}  # candidate -> scratch row
         self.q_rows = []
-        parents = [-1]
-        logits = self.decoder.logits(self.catch_up(state.ids))[:, : self.num_tokens]
+        parents, logits = [-1], self.catch_up(state.ids)
         for level in range(1, depth + 1):
             fresh = self.rank(state, candidates, parents, logits, level)
             if level == depth or not fresh:
@@ -86,7 +85,11 @@ class DraftModel:
         return self.tree
 
     def catch_up(self, ids: list[int]) -> Tensor:
-        """Read the committed tokens that the cache lacks; returns the last one's hidden state `[1, hidden_size]`."""
+        """Read the committed tokens that the cache lacks; returns the logits `[1, num_tokens]` after them."""
+        return self.decoder.logits(self.read_committed(ids))[:, : self.num_tokens]
+
+    def read_committed(self, ids: list[int]) -> Tensor:
+        """The same, up to the last token's hidden state `[1, hidden_size]`."""
         self.cache.discard(0)
         hidden = torch.empty(0)
         vocab = self.decoder.config.vocab_size
