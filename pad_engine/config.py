@@ -1,6 +1,5 @@
 """Parameters of one request, and the `name:key=value` form in which drafters, trees and rules are named."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ MAX_TEMPERATURE = 1000.0
 # the range in which OpenAI's interface has these two, and logit biases
 MAX_PENALTY, MAX_BIAS = 2.0, 100.0
 MAX_LOGPROBS = 20
+MAX_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,17 @@ class SamplingParams:
     def __post_init__(self) -> None:
         whole = partial(check_number, self, int)
         number = partial(check_number, self, float)
-        whole("max_tokens", 1, math.inf)
+        whole("max_tokens", 1, MAX_TOKENS)
         whole("min_tokens", 0, self.max_tokens)
         number("temperature", 0, MAX_TEMPERATURE)
-        whole("top_k", 0, math.inf)
+        whole("top_k", 0, MAX_TOKENS)
         number("min_p", 0, 1)
         number("top_p", 0, 1)
         if self.top_p == 0:
             raise RequestError("top_p must be above 0 and at most 1, got 0", "temperature 0 takes the likeliest token")
         number("presence_penalty", -MAX_PENALTY, MAX_PENALTY)
         number("frequency_penalty", -MAX_PENALTY, MAX_PENALTY)
-        number("repetition_penalty", 0, 10)
-        if self.repetition_penalty == 0:
-            raise RequestError("repetition_penalty must be above 0, got 0", "1 is off")
+        number("repetition_penalty", 0.01, 100)
         if self.seed is not None:
             whole("seed", 0, 2**64 - 1)
         if self.logprobs is not None:
@@ -69,19 +67,23 @@ class SamplingParams:
         self._check_lists()
 
     def _check_lists(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if any(not isinstance(text, str) or not text for text in stop):
-            raise RequestError(f"stop must be texts that are not empty, got {self.stop!r}")
-        object.__setattr__(self, "stop", stop)
-        ids = tuple(self.stop_token_ids)
-        if any(not isinstance(token, int) or token < 0 for token in ids):
-            raise RequestError(f"stop_token_ids must be token ids, got {self.stop_token_ids!r}")
-        object.__setattr__(self, "stop_token_ids", ids)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, Sequence) or any(not isinstance(text, str) or not text for text in stop):
+            raise RequestError(f"stop must be a text or texts, none of them empty, got {self.stop!r}")
+        object.__setattr__(self, "stop", tuple(stop))
+        ids = self.stop_token_ids
+        if not isinstance(ids, Sequence) or any(not is_token(token) for token in ids):
+            raise RequestError(f"stop_token_ids must be a list of token ids, got {ids!r}")
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
         for token, bias in self.logit_bias.items():
-            if not isinstance(token, int) or token < 0:
-                raise RequestError(f"logit_bias keys must be token ids, got {token!r}")
-            if not isinstance(bias, int | float) or not -MAX_BIAS <= bias <= MAX_BIAS:
-                raise RequestError(f"logit_bias must be in [-{MAX_BIAS:g}, {MAX_BIAS:g}], got {bias!r} for {token}")
+            number = isinstance(bias, int | float) and not isinstance(bias, bool)
+            if not is_token(token) or not number or not -MAX_BIAS <= bias <= MAX_BIAS:
+                span = f"[-{MAX_BIAS:g}, {MAX_BIAS:g}]"
+                raise RequestError(f"logit_bias must map token ids to numbers in {span}, got {token!r}: {bias!r}")
 
     @property
     def greedy(self) -> bool:
@@ -94,14 +96,18 @@ class SamplingParams:
         return tuple(self.stop)
 
 
+def is_token(value: Any) -> bool:
+    """Whether a value can be a token id."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def check_number(params: SamplingParams, kind: type, name: str, low: float, high: float) -> None:
     """RequestError unless a field is a number of the kind in [low, high]; NaN is in no range."""
     value = getattr(params, name)
     allowed = int if kind is int else int | float
     if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
         what = "a whole number" if kind is int else "a number"
-        span = f"of at least {low}" if high == math.inf else f"in [{low}, {high:g}]"
-        raise RequestError(f"{name} must be {what} {span}, got {value!r}")
+        raise RequestError(f"{name} must be {what} in [{low}, {high}], got {value!r}")
 
 
 def parse_spec(spec: str, what: str) -> tuple[str, dict[str, str]]:

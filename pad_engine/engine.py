@@ -191,7 +191,7 @@ class Engine:
             stats.reused_tokens = self._begin(state, prefix)
             prefill(self.target, self.cache, SEQ, ids[stats.reused_tokens : -1], PREFILL_CHUNK, self.cancelled)
             stats.prefill_seconds = clock.lap() / 1000
-            last = Delta("", [])
+            nothing = last = Delta("", [], None if params.logprobs is None else [])
             for commit, piece, logprobs in self._rounds(state, rule, text):
                 stats.add(commit)
                 stats.decode_seconds += clock.lap() / 1000
@@ -199,9 +199,11 @@ class Engine:
                 last = Delta(piece, commit.tokens, logprobs)
                 if state.finish_reason is None:
                     yield last
-                    last = Delta("", [])
+                    last = nothing
                     clock.lap()  # the reader's own time is not ours
             rest = "" if text.stopped else text.flush()
+            if text.stopped and state.finish_reason != "cancelled":
+                state.finish_reason = "stop"  # also when the stop text was complete only with the last bytes
             yield replace(last, text=last.text + rest, finish_reason=state.finish_reason, stats=stats)
 
     def _rounds(

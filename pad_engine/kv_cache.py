@@ -32,12 +32,13 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Span:
-    """Where one group's rows lie: rows of the pass, slots to write, and for each window size the slots to read and the
+    """Where one group's rows lie: rows of the pass, slots to write, whether some of them may be rejected, and for each window size the slots to read and the
     additive mask `[group_size * n, M]` over them (None: all of them are seen)."""
 
     seq: int
     rows: slice
     write: slice
+    drafted: bool
     read: dict[int | None, tuple[slice, Tensor | None]]
 
 
@@ -129,7 +130,8 @@ class KVCache:
             # slots run backwards, so the last row has the lowest slot
             write = slice(self.scratch - used - n, self.scratch - used)
             read = {window: self.visible(group, window) for window in self.buffers}
-            spans.append(Span(group.seq, slice(len(tokens), len(tokens) + n), write, read))
+            drafted = group.mask is not None and n > 1
+            spans.append(Span(group.seq, slice(len(tokens), len(tokens) + n), write, drafted, read))
             tokens += group.tokens
             positions += [length + depth for depth in group.depth]
             prompts += [self.prompt_lengths[group.seq]] * n
@@ -168,6 +170,10 @@ class KVCache:
         """Store the span's new rows. k, v: `[n, kv_heads, head_dim]`."""
         window, index = self.layers[layer]
         slots = self.buffers[window][index, :, span.seq, :, span.write]
+        if span.drafted:
+            # a masked key or value that is not finite would still turn its neighbours' sums into NaN; the row itself
+            # stays what it is, and fails the request if it is on the path
+            k, v = k.nan_to_num(), v.nan_to_num()
         slots[0] = k.flip(0).transpose(0, 1)
         slots[1] = v.flip(0).transpose(0, 1)
 

@@ -82,5 +82,5 @@ class TextStream:
         self.text += self.decode(self.ids[self.anchor :])[len(self.decode(self.ids[self.anchor : self.settled])) :]
         self.anchor = self.settled = len(self.ids)
         if (end := self.stop_start(before)) is not None:
-            self.text = self.text[:end]
+            self.text, self.stopped = self.text[:end], True
         return self.show(len(self.text))

@@ -1,5 +1,4 @@
-"""Sampling controls through the engine: with every drafter, tree and budget a request equals its plain run, or is
-refused."""
+"""Sampling controls through the engine: with every drafter, tree and budget a request equals its plain run."""
 
 import json
 import math
@@ -201,37 +200,16 @@ BAD: list[tuple[str, Any]] = [
     *(("frequency_penalty", v) for v in (-2.1, 2.1, math.nan, None)),
     *(("logprobs", v) for v in (-1, 21, 1.0, True, "2")),
     *(("min_tokens", v) for v in (-1, 6, 0.5, None)),
-    *(("temperature", v) for v in (-1, -1e-9, math.nan, math.inf, 101, "hot", None)),
+    *(("temperature", v) for v in (-1, -1e-9, math.nan, math.inf, 1e31, "hot", None)),
     *(("stop", v) for v in ("", ["a", ""], [1], b"x", None, 5, [None])),
     *(("stop_token_ids", v) for v in ([-1], [1.5], ["a"], "a", [True], None, 5, [300], [2**40])),
     *(("logit_bias", v) for v in ({-1: 1.0}, {"a": 1.0}, {1.5: 1.0}, {1: 101.0}, {1: math.nan}, {1: "x"}, {300: 1.0})),
     *(("logit_bias", v) for v in ({True: 1.0}, {1: True}, {1: None}, None, [1], "a")),
     *(("ignore_eos", v) for v in ("no", 2, None)),
 ]
-# config.py raises a TypeError or AttributeError, or takes the value
-KNOWN = {
-    ("stop", "None"),
-    ("stop", "5"),
-    ("stop_token_ids", "[True]"),
-    ("stop_token_ids", "None"),
-    ("stop_token_ids", "5"),
-}
-KNOWN |= {("logit_bias", v) for v in ("{True: 1.0}", "{1: True}", "None", "[1]", "'a'")}
-KNOWN |= {("ignore_eos", v) for v in ("'no'", "2", "None")}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        pytest.param(
-            f,
-            v,
-            marks=[pytest.mark.xfail(strict=True, reason="config.py: to be fixed")] if (f, repr(v)) in KNOWN else [],
-        )
-        for f, v in BAD
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize(("field", "value"), BAD, ids=repr)
 def test_a_bad_value_gets_one_error_that_names_the_field(plain: Engine, field: str, value: Any) -> None:
     with pytest.raises(RequestError, match=field) as refused:
         plain.generate([1], SamplingParams(**{"max_tokens": 5, field: value}))

@@ -1,5 +1,4 @@
-"""Random requests against the plain path: equal ids or a refusal by name, and no other exception, whatever came
-before."""
+"""Random requests against the plain path: equal ids or a refusal by name, and no other exception."""
 
 import random
 from functools import cache

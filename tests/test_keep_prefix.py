@@ -1,5 +1,4 @@
-"""KVCache.keep_prefix: what is kept reads like a fresh cache, and a ring that has wrapped is kept whole or not at
-all."""
+"""KVCache.keep_prefix: what is kept reads like a fresh cache; a wrapped ring is kept whole or not at all."""
 
 import torch
 from hypothesis import given, settings

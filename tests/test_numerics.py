@@ -1,5 +1,4 @@
-"""C09: tiny temperatures, and logits that are not finite: of the target on the path, on a rejected branch, of the
-drafter."""
+"""C09: tiny temperatures, and logits that are not finite, of the target, of a rejected branch, of the drafter."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -119,7 +118,6 @@ def test_the_target_on_a_rejected_branch(
     assert engine.generate(PROMPT, params).token_ids == expected
 
 
-@pytest.mark.xfail(strict=True, reason="decoder: the masked keys of a bad row turn its neighbours' attention into NaN")
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_hidden_states_of_a_rejected_branch(
     make_model: Make, plain: dict[float, list[int]], temperature: float

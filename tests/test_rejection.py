@@ -86,8 +86,7 @@ def q_row(draft: Model, state: State, path: Sequence[int]) -> Tensor:
 
 
 def drafts(shape: Sequence[int], draw: Callable[[Sequence[int]], Tensor]) -> Iterator[tuple[float, DraftTree]]:
-    """Every tree of a shape (the parents), its siblings drawn in order and without replacement, with its
-    probability."""
+    """Every tree of a shape (the parents), its siblings drawn in order without replacement, with its probability."""
 
     def grow(tokens: list[int], q_rows: list[Tensor], weight: float) -> Iterator[tuple[float, DraftTree]]:
         node = len(tokens)
@@ -240,8 +239,7 @@ def test_vocabularies_of_other_lengths(
 
 def test_temperature_0_takes_the_first_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     """One-hot rows; a draft of anything else is refused with certainty."""
-    state = state_of(temperature=0.0)
-    target = constant((0.1, 0.3, 0.3, 0.3))
+    state, target = state_of(temperature=0.0), constant((0.1, 0.3, 0.3, 0.3))
     for tokens in itertools.product(range(4), repeat=2):
         assert law(monkeypatch, state, target, iter([(1.0, DraftTree.chain([0, *tokens]))]), 3) == {(1, 1, 1): 1.0}
 
@@ -299,14 +297,3 @@ def test_a_row_that_is_not_finite_ends_the_walk_only_on_the_path(monkeypatch: py
         rows = torch.tensor([0.0, 1.0, 0.0]).log().expand(3, -1)
         record = Record(make_forest([tree], [0]), rows, rows, torch.tensor(bad, dtype=torch.int32), {})
         assert rejection.walk_path(record, 0, state_of(), tree) == expected
-
-
-def test_the_draw_of_the_residual_has_its_law() -> None:
-    p = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0], dtype=torch.float64)
-    state = state_of()
-    counts = [0] * 6
-    for position in range(4000):
-        counts[rejection.draw(p, state, position)] += 1
-    assert counts[0] == counts[2] == counts[5] == 0
-    statistic = sum((counts[t] - 4000 * float(p[t])) ** 2 / (4000 * float(p[t])) for t in (1, 3, 4))
-    assert statistic < 13.8  # chi-square, two degrees of freedom, p = 1e-3

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chisquare
+from tiny import read
 from torch import Tensor
 
 from pad_engine import SamplingParams
@@ -21,7 +22,7 @@ from pad_engine.engine import decode_round
 from pad_engine.models.config import parse_config
 from pad_engine.models.decoder import Decoder, expected_tensors
 from pad_engine.rules.match import MATCH
-from pad_engine.rules.rejection import REJECTION, target_probs
+from pad_engine.rules.rejection import REJECTION, draw, target_probs
 from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.state import State
 from pad_engine.transforms import transform
@@ -29,6 +30,7 @@ from pad_engine.tree import DraftTree
 from pad_engine.trees.best_first import BestFirst
 from pad_engine.trees.builder import Candidate, TreeBuilder
 from pad_engine.trees.chain import Chain
+from pad_engine.verify import prefill
 
 V, FOREST, K, ROOT = 12, 256, 3, 5
 
@@ -57,17 +59,25 @@ def tiny(seed: int, noise: float = 0.0) -> Decoder:
     return Decoder(config, weights.__getitem__, 64)
 
 
+class Said:
+    """Stands in for a decoder whose logits are known already."""
+
+    @staticmethod
+    def logits(known: Tensor) -> Tensor:
+        return known
+
+
 class Remembered(DraftModel):
     """The draft model, with the logits of each context computed once: thousands of requests share their contexts."""
 
     def __init__(self, decoder: Decoder, builder: TreeBuilder) -> None:
         super().__init__(decoder, builder, num_tokens=V, capacity=32, budget=8, chunk=16)
+        self.reader, self.decoder = decoder, Said()  # type: ignore[assignment]
         self.known: dict[tuple[int, ...], Tensor] = {}
 
     def after(self, ids: Sequence[int]) -> Tensor:
         if tuple(ids) not in self.known:
-            self.reset()
-            self.known[tuple(ids)] = super().catch_up(list(ids))
+            self.known[tuple(ids)] = read(self.reader, self.reader.new_cache(capacity=32, scratch=16), ids)[-1:]
         return self.known[tuple(ids)]
 
     def catch_up(self, ids: list[int]) -> Tensor:
@@ -101,8 +111,6 @@ def run(
     target: Decoder, drafter: Any, rule: AcceptanceRule, count: int, prompt: list[int], **fields: Any
 ) -> Counter[Any]:
     """The first two tokens of `count` requests that differ in their seed alone."""
-    from pad_engine.verify import prefill
-
     params = SamplingParams(max_tokens=K + 2, **fields)
     cache = target.new_cache(num_seqs=FOREST, capacity=32, scratch=12)
     pairs: Counter[Any] = Counter()
@@ -134,8 +142,6 @@ def expected(target: Decoder, prompt: list[int], **fields: Any) -> dict[tuple[in
 
     def after(ids: list[int]) -> list[float]:
         cache = target.new_cache(capacity=32, scratch=16)
-        from tiny import read
-
         logits = read(target, cache, ids)[-1:]
         state = State(list(ids), len(prompt), 32, params, 0, frozenset())
         probs: list[float] = target_probs(transform(logits, state, [[]])[0], state).tolist()
@@ -243,3 +249,14 @@ def test_drafts_are_accepted_and_refused() -> None:
         commits, _ = decode_round(target, cache, REJECTION, states, [drafter.propose(s) for s in states], V)
     lengths = Counter(commit.accepted for commit in commits)
     assert min(lengths[accepted] for accepted in range(K + 1)) >= 8
+
+
+def test_the_draw_of_the_residual_has_its_law() -> None:
+    p = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0], dtype=torch.float64)
+    state = State([1], 1, 9, SamplingParams(temperature=1.0), 0, frozenset())
+    counts = [0] * 6
+    for position in range(4000):
+        counts[draw(p, state, position)] += 1
+    assert counts[0] == counts[2] == counts[5] == 0
+    statistic = sum((counts[t] - 4000 * float(p[t])) ** 2 / (4000 * float(p[t])) for t in (1, 3, 4))
+    assert statistic < 13.8  # chi-square, two degrees of freedom, p = 1e-3

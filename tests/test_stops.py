@@ -222,9 +222,6 @@ def test_cancelled_at_every_round(make_model: Make, drafted: int) -> None:
     assert engine.generate(PROMPT, SamplingParams(5, ignore_eos=True)).text == "abcde"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="engine.py: the last delta of a request cancelled before its first round has none"
-)
 def test_logprobs_of_a_request_cancelled_before_its_first_round(make_model: Make) -> None:
     engine = speaker(make_model, 2)
     begin = engine.drafter.begin

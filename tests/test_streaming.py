@@ -1,5 +1,4 @@
-"""Streamed text over byte-level and sentencepiece-like tokenizers: nothing is taken back, and the pieces are the
-text."""
+"""Streamed text over byte-level and sentencepiece-like tokenizers: the pieces are the text, and none is taken back."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -136,9 +135,8 @@ def test_any_pieces_in_any_order(name: str, data: st.DataObject) -> None:
 @given(ids=st.lists(st.integers(0, 257), max_size=14), data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_any_bytes_at_all(name: str, ids: list[int], data: st.DataObject) -> None:
-    """Broken UTF-8: byte fallback would turn characters that were shown into U+FFFD when a broken one follows them,
-    which no stream can do. Whatever the blocks, the text is the same; and without a broken byte it is the whole
-    decoding."""
+    """Broken UTF-8: byte fallback would turn shown characters into U+FFFD when a broken one follows them,
+    which no stream can do. The text is the same for all blocks; without a broken byte it is the whole decoding."""
     tokenizer = TOKENIZERS[name]()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
     pieces, _ = stream(tokenizer, ids, cuts)
@@ -186,8 +184,7 @@ def expect(tokenizer: Any, ids: Sequence[int], stop: Sequence[str], min_tokens: 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_stop_texts_at_any_cut(name: str, data: st.DataObject) -> None:
-    """C03. Overlapping, repeated, multi-byte stops; in the middle of a token; what is shown is never more than the
-    text."""
+    """C03. Overlapping, repeated, multi-byte stops; inside a token; never is more shown than the text."""
     tokenizer = TOKENIZERS[name]()
     text = data.draw(st.text(alphabet="abc é😀", max_size=16))
     stop = data.draw(st.lists(st.text(alphabet="abc é😀", min_size=1, max_size=4), max_size=3))

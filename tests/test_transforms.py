@@ -96,7 +96,7 @@ def by_loop(
     kept = {
         token
         for rank, token in enumerate(ranked)
-        if (rank == 0 or before[rank] < p.top_p) and weight[rank] >= p.min_p * weight[0]
+        if (rank == 0 or p.top_p == 1 or before[rank] < p.top_p) and weight[rank] >= p.min_p * weight[0]
     }
     return [value if token in kept else -float("inf") for token, value in enumerate(out)]
 
