@@ -59,7 +59,7 @@ class SamplingParams:
             raise RequestError("top_p must be above 0 and at most 1, got 0", "temperature 0 takes the likeliest token")
         number("presence_penalty", -MAX_PENALTY, MAX_PENALTY)
         number("frequency_penalty", -MAX_PENALTY, MAX_PENALTY)
-        number("repetition_penalty", 0.01, 100)
+        number("repetition_penalty", 0.01, 10)
         if self.seed is not None:
             whole("seed", 0, 2**64 - 1)
         if self.logprobs is not None:

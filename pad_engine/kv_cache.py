@@ -32,8 +32,11 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Span:
-    """Where one group's rows lie: rows of the pass, slots to write, whether some of them may be rejected, and for each window size the slots to read and the
-    additive mask `[group_size * n, M]` over them (None: all of them are seen)."""
+    """Where one group's rows lie: its rows of the pass, and the slots to write.
+
+    drafted: some of the rows may yet be rejected. read: for each window size the slots to read, and the additive mask
+    `[group_size * n, M]` over them (None: all of them are seen).
+    """
 
     seq: int
     rows: slice

@@ -22,7 +22,9 @@ def encode(tokenizer: Any, prompt: Prompt, num_tokens: int) -> list[int]:
     elif all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
         ids = [item for item in prompt if isinstance(item, int)]
     else:
-        raise RequestError("prompt must be text, a list of token ids or of messages, got a list of something else")
+        raise RequestError(
+            "prompt must be text, a list of token ids or a list of messages, got a list of something else"
+        )
     if not ids:
         raise RequestError("the prompt is empty: at least one token is needed to go on from")
     for token in ids:

@@ -132,7 +132,7 @@ def test_chat_uses_the_template(folder: Path) -> None:
         (("--logit-bias", "a=b"), "ID=BIAS"),
         (("--logit-bias", "97=nan"), "logit_bias"),
         (("--logit-bias", "-1=1"), "logit_bias"),
-        (("--stop", ""), "stop must be texts"),
+        (("--stop", ""), "stop must be a text or texts"),
         (("--stop-token-id", "-1"), "stop_token_ids"),
     ],
 )

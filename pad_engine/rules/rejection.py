@@ -44,7 +44,7 @@ def target_probs(logits: Tensor, state: State) -> Tensor:
 def try_children(
     p: Tensor, tree: DraftTree, children: list[int], state: State, position: int
 ) -> tuple[int | None, Tensor]:
-    """The first child that stays, if any, and what is left of the target's distribution `[V]` behind those that did not.
+    """The first child that stays, if any, and what is left of the target's distribution `[V]` behind those before it.
 
     position: of the children's tokens in the sequence.
     """
