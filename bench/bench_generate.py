@@ -7,7 +7,6 @@ a run of one token).
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -95,7 +94,7 @@ def main() -> None:
         results["groups"][group] = {"over plain": round(ratio, 3), "mean_accept_length": round(accepted / rounds, 3)}
         print(group, results["groups"][group], flush=True)
     name = f"generate-{Path(args.model).stem}-{args.dtype}"
-    print(harness.save(name, " ".join(["python", *sys.argv]), results, args.out))
+    print(harness.save(name, results, args.out))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ packed oneDNN product of kernels/linear.py.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -59,7 +58,7 @@ def main() -> None:
                 }
             results[name]["rows"][rows] = both
             print(name, rows, both, flush=True)
-    print(harness.save("linear", " ".join(["python", *sys.argv]), {"milliseconds": results}, args.out))
+    print(harness.save("linear", {"milliseconds": results}, args.out))
 
 
 if __name__ == "__main__":

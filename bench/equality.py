@@ -7,7 +7,7 @@ and budget against plain sampling with the same seed. In fp32 on a CPU everythin
 """
 
 import argparse
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,18 @@ def greedy_oracle(folder: Path, prompts: list[list[int]], tokens: int, loaded: L
     return answers
 
 
+def gap_at(plain: Engine, ids: list[int], params: SamplingParams, index: int) -> float:
+    """How far the plain run's likeliest token was ahead of the next at a place of its answer, in nats."""
+    logprobs = plain.generate(ids, replace(params, logprobs=2)).logprobs
+    assert logprobs is not None
+    (_, first), (_, second) = logprobs[min(index, len(logprobs) - 1)].top
+    return round(first - second, 4)
+
+
 def compare(
-    engine: Engine, prompts: list[list[int]], expected: list[list[int]], params: list[SamplingParams]
+    engine: Engine, plain: Engine, prompts: list[list[int]], expected: list[list[int]], params: list[SamplingParams]
 ) -> dict[str, Any]:
-    """Answer every prompt and list where an answer first differs from what was expected."""
+    """Answer every prompt and list where an answer first differs from what was expected, with the gap there."""
     differences, accepted, rounds = [], 0, 0
     for i, (ids, want, p) in enumerate(zip(prompts, expected, params, strict=True)):
         out = engine.generate(ids, p)
@@ -66,7 +74,8 @@ def compare(
         rounds += out.stats.rounds
         if out.token_ids != want:
             pairs = zip(out.token_ids + [-1], want + [-1], strict=False)
-            differences.append({"prompt": i, "at": next((k for k, (a, b) in enumerate(pairs) if a != b), -1)})
+            at = next(k for k, (a, b) in enumerate(pairs) if a != b)
+            differences.append({"prompt": i, "at": at, "gap": gap_at(plain, ids, p, at)})
     return {"equal": len(prompts) - len(differences), "of": len(prompts), "differences": differences,
             "mean_accept_length": round(accepted / rounds, 3)}  # fmt: skip
 
@@ -76,6 +85,7 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, required=True)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--draft-model", default="self:drop=7,13")
+    parser.add_argument("--oracle", choices=["transformers", "plain"], default="transformers", help="at temperature 0")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", default="float32")
@@ -88,20 +98,19 @@ def main() -> None:
     loaded = load_model(args.model, dtype=args.dtype, device=args.device, max_length=4096, accept_terms=True)
     prompts = [questions.encoded(loaded, question) for question in questions.spread(args.questions, args.prompts)]
     results: dict[str, Any] = {"model": Path(args.model).stem, "dtype": args.dtype, "tokens": args.tokens, "runs": []}
+    plain = engine_for(loaded, {"drafter": "none"}, args.draft_model, False)
     for temperature in args.temperatures:
         params = [SamplingParams(args.tokens, temperature=temperature, seed=seed) for seed in range(len(prompts))]
-        if temperature == 0:
+        if temperature == 0 and args.oracle == "transformers":
             expected = greedy_oracle(resolve(args.model, accept_terms=True), prompts, args.tokens, loaded)
         else:
-            plain = engine_for(loaded, {"drafter": "none"}, args.draft_model, False)
             expected = [plain.generate(ids, p).token_ids for ids, p in zip(prompts, params, strict=True)]
         for variant in GREEDY if temperature == 0 else MATCH:
-            found = compare(engine_for(loaded, variant, args.draft_model, True), prompts, expected, params)
+            found = compare(engine_for(loaded, variant, args.draft_model, True), plain, prompts, expected, params)
             results["runs"].append({"temperature": temperature, **variant, **found})
             print(results["runs"][-1], flush=True)
     path = harness.save(
         f"equality-{Path(args.model).stem}-{args.device}-{args.dtype}{args.suffix}",
-        " ".join(["python", *sys.argv]),
         results,
         args.out,
     )

@@ -3,6 +3,7 @@
 import json
 import platform
 import subprocess
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,15 @@ def environment() -> dict[str, Any]:
     }
 
 
-def save(name: str, command: str, result: dict[str, Any], folder: str) -> Path:
+def command() -> str:
+    """The command that is running, with the names of files and folders only."""
+    return " ".join(["python", f"bench/{Path(sys.argv[0]).name}", *(Path(word).name for word in sys.argv[1:] if word)])
+
+
+def save(name: str, result: dict[str, Any], folder: str) -> Path:
     """Write `results/<folder>/<name>.json` and return its path."""
     path = RESULTS / folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"command": command, "environment": environment(), **result}
+    content = {"command": command(), "environment": environment(), **result}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
