@@ -83,7 +83,7 @@ CHATS = {
     "turns": say("one", " two\n", "three\n\nfour"),
     "unicode": say("naïve 日本語 😀\u2028", "\x00\x1b[31m", "<bos><eos>"),
     "syntax": say("{{ 7 * 7 }}{% raw %}", "{# no #}{% endfor %}", "{{ messages }}{{ raise_exception('no') }}"),
-    "more keys": [{"role": "user", "content": "x", "name": "Ann", "tags": ["a", {"b": None}], "none": None}],
+    "more keys": [{"role": "user", "content": "x", "name": "Ann", "tags": ["a", {"b": None}]}],
 }
 
 

@@ -169,14 +169,19 @@ def test_a_character_behind_a_broken_one(name: str) -> None:
 
 
 def expect(tokenizer: Any, ids: Sequence[int], stop: Sequence[str], min_tokens: int = 0) -> tuple[str, int]:
-    """By decoding each beginning of the ids anew: the answer ends with the first token that completes a stop text."""
-    for count in range(max(1, min_tokens), len(ids) + 1):
-        text, shorter = (whole(tokenizer, ids[:n]).rstrip(REPLACEMENT) for n in (count, count - 1))
-        if whole(tokenizer, ids[:count]).endswith(REPLACEMENT):
+    """By decoding each beginning of the ids anew: the answer ends with the first token that completes a stop text.
+
+    A beginning that ends inside a character says nothing: byte fallback then breaks characters before it too.
+    """
+    shorter = ""
+    for count in range(1, len(ids) + 1):
+        text = whole(tokenizer, ids[:count])
+        if text.endswith(REPLACEMENT):
             continue
         ends = [i for s in stop for i in range(len(text)) if text.startswith(s, i) and i + len(s) > len(shorter)]
-        if ends:
+        if ends and count >= min_tokens:
             return text[: min(ends)], count
+        shorter = text
     return whole(tokenizer, ids), len(ids)
 
 
