@@ -18,7 +18,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pad_engine import Engine, SamplingParams
-from pad_engine.models.loader import load_model, make_engine
+from pad_engine.loader import make_engine
+from pad_engine.models.loader import load_model
 from pad_engine.models.sources import resolve
 
 

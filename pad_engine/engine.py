@@ -22,7 +22,7 @@ from pad_engine.config import SamplingParams
 from pad_engine.controller import Controller
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.errors import NonFiniteError, RequestError
-from pad_engine.kv_cache import KVCache
+from pad_engine.kv_cache import PREFILL_CHUNK, KVCache
 from pad_engine.models.decoder import Decoder
 from pad_engine.output import Delta, Output, Stats, Stopwatch, TokenLogprobs, collect, token_logprobs
 from pad_engine.prompt import Prompt, encode
@@ -34,7 +34,6 @@ from pad_engine.text import TextStream
 from pad_engine.tree import DraftTree
 from pad_engine.verify import accept, prefill, verify
 
-PREFILL_CHUNK = 512
 SEQ = 0  # the one sequence of a stream
 
 
@@ -97,8 +96,8 @@ class Engine:
 
     @classmethod
     def from_pretrained(cls, model: str | Path, **options: Any) -> "Engine":
-        """Load a model by alias, folder, `.gguf` file or hub id. The options are those of models.loader.load_engine."""
-        from pad_engine.models.loader import load_engine
+        """Load a model by alias, folder, `.gguf` file or hub id. The options are those of loader.load_engine."""
+        from pad_engine.loader import load_engine
 
         return load_engine(model, **options)
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pad_engine.kernels.kv_commit import kv_commit_ref
 
+PREFILL_CHUNK = 512  # rows of one pass over a prompt
+
 
 @dataclass(frozen=True)
 class RowGroup:

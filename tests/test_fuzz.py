@@ -12,7 +12,8 @@ from pad_engine import Engine, SamplingParams
 from pad_engine.drafters.scripted import Scripted
 from pad_engine.engine import Prefix
 from pad_engine.errors import PadError
-from pad_engine.models.loader import LoadedModel, load_model, make_engine
+from pad_engine.loader import make_engine
+from pad_engine.models.loader import LoadedModel, load_model
 from pad_engine.output import Output, collect
 from pad_engine.tree import DraftTree
 

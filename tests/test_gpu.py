@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pad_engine import SamplingParams
-from pad_engine.models.loader import load_engine
+from pad_engine.loader import load_engine
 
 pytestmark = pytest.mark.gpu
 

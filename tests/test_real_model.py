@@ -8,7 +8,8 @@ import torch
 
 from pad_engine import SamplingParams
 from pad_engine.kv_cache import RowGroup
-from pad_engine.models.loader import LoadedModel, load_model, make_engine
+from pad_engine.loader import make_engine
+from pad_engine.models.loader import LoadedModel, load_model
 from pad_engine.prompt import encode
 from pad_engine.tree import DraftTree
 

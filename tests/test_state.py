@@ -13,7 +13,8 @@ from pad_engine import Engine, SamplingParams
 from pad_engine.controller import RoundPlan
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.engine import Prefix
-from pad_engine.models.loader import LoadedModel, load_model, make_engine
+from pad_engine.loader import make_engine
+from pad_engine.models.loader import LoadedModel, load_model
 from pad_engine.state import State
 from pad_engine.trees.best_first import BestFirst
 from pad_engine.trees.chain import Chain

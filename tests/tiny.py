@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pad_engine.engine import Engine
 from pad_engine.kv_cache import KVCache, RowGroup
+from pad_engine.loader import load_engine
 from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder
-from pad_engine.models.loader import load_decoder, load_engine
+from pad_engine.models.loader import load_decoder
 
 VOCAB, EOS, BOS = 300, 256, 257
 CPU = torch.device("cpu")

@@ -1,1 +1,1 @@
-"""Models: config.py and decoder.py (what runs), sources.py and weights.py (where it comes from), loader.py (both)."""
+"""Models: config.py and decoder.py (what runs), sources.py and weights.py (where it comes from), loader.py."""

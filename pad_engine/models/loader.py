@@ -1,4 +1,4 @@
-"""From names to a running engine: find the model, check it, load it, and put drafter, rule and controller around it."""
+"""A model ready to decode: found, checked, and loaded weight by weight. Next to read: sources.py, weights.py."""
 
 import math
 import sys
@@ -10,23 +10,14 @@ from typing import Any
 
 import torch
 
-from pad_engine.config import parse_spec, refuse_rest, take_int
-from pad_engine.controller import Controller
-from pad_engine.drafters.draft_model import DraftModel
-from pad_engine.drafters.drafter import Drafter
-from pad_engine.drafters.ngram import NGram
-from pad_engine.drafters.none import NoDrafter
-from pad_engine.engine import PREFILL_CHUNK, Engine
 from pad_engine.errors import ModelError, RequestError
+from pad_engine.kv_cache import PREFILL_CHUNK
 from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder, expected_tensors
 from pad_engine.models.lora import open_adapters
 from pad_engine.models.memory import Estimate, check, estimate
 from pad_engine.models.sources import resolve
 from pad_engine.models.weights import Checkpoint
-from pad_engine.rules.rule import AcceptanceRule
-from pad_engine.rules.select import check_rule
-from pad_engine.trees.builder import make_builder
 
 # A context as long as the model allows, but no longer than this unless max_length asks for it: the cache is allocated
 # when the engine is made.
@@ -79,56 +70,6 @@ def load_model(
         num_tokens=min(config.vocab_size, max(vocabulary.values()) + 1),
         eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + own_eos)),
     )
-
-
-def make_engine(
-    loaded: LoadedModel,
-    *,
-    drafter: str | Drafter | None = None,
-    draft_model: str | Path | None = None,
-    trees: str = "chain",
-    rule: str | AcceptanceRule = "auto",
-    budget: int = 16,
-    fixed_budget: bool = False,
-    accept_terms: bool = False,
-) -> Engine:
-    """Put a drafter, a rule and a controller around a loaded model. Several engines may share one.
-
-    drafter: "none", "ngram[:min=2,depth=15]", "draft-model[:depth=8]" or an object; by default draft-model when a
-    draft_model is given, else ngram. draft_model: a model like the target, or "self:drop=3,4" / "self:layers=0,1" for
-    the target with layers left out. trees: "chain" or "best-first". budget: nodes of a tree at most, root included.
-    fixed_budget: always draft the whole budget instead of what pays.
-    """
-    if not 1 <= budget <= 64:
-        raise RequestError(f"budget must be in [1, 64], got {budget}")
-    check_rule(rule)
-    depth = budget - 1
-    if isinstance(drafter, str) or drafter is None:
-        spec = drafter or ("draft-model" if draft_model else "ngram")
-        name, _ = check_drafter(spec, trees, budget)
-        if draft_model is not None and name != "draft-model":
-            raise RequestError(f"draft_model is given, but drafter {name} uses none", 'choose drafter "draft-model"')
-        draft = load_draft(draft_model, loaded, accept_terms) if spec.startswith("draft-model") else None
-        drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft)
-    return Engine(
-        loaded.decoder,
-        loaded.tokenizer,
-        drafter,
-        Controller(budget, depth, branching=trees != "chain", fixed=fixed_budget),
-        rule=rule,
-        max_length=loaded.decoder.max_length,
-        num_tokens=loaded.num_tokens,
-        eos_token_ids=loaded.eos_token_ids,
-    )
-
-
-MODEL_OPTIONS = ("device", "dtype", "max_length", "adapters", "accept_terms", "verbose")
-
-
-def load_engine(model: str | Path, **options: Any) -> Engine:
-    """load_model and make_engine in one: takes the options of both."""
-    ours = {key: options.pop(key) for key in MODEL_OPTIONS if key in options}
-    return make_engine(load_model(model, **ours), **options)
 
 
 def load_decoder(
@@ -210,86 +151,6 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
-
-
-def load_draft(draft_model: str | Path | None, target: LoadedModel, accept_terms: bool) -> tuple[Decoder, int]:
-    """The draft model, and the number of ids that mean the same to both models."""
-    if draft_model is None:
-        raise RequestError("drafter draft-model needs a draft_model", 'a model, or "self:drop=3,4"')
-    decoder = target.decoder
-    if str(draft_model).startswith("self:"):
-        return decoder.with_layers(self_layers(str(draft_model), decoder.config.num_layers)), target.num_tokens
-    folder = resolve(draft_model, accept_terms=accept_terms)
-    config = ModelConfig.from_folder(folder)
-    shared = shared_tokens(target.vocabulary, load_tokenizer(folder).get_vocab())
-    length = min(decoder.max_length, config.max_position_embeddings)
-    return load_decoder(folder, config, length, decoder.device, decoder.dtype), min(shared, config.vocab_size)
-
-
-def self_layers(spec: str, num_layers: int) -> list[int]:
-    """Layers kept by `self:layers=...` or left by `self:drop=...`."""
-    _, values = parse_spec(spec, "draft_model")
-    if set(values) not in ({"layers"}, {"drop"}):
-        raise RequestError(f"draft_model {spec!r}: expected self:layers=0,1,... or self:drop=3,4,...")
-    try:
-        named = [int(part) for part in next(iter(values.values())).split(",")]
-    except ValueError:
-        raise RequestError(f"draft_model {spec!r}: layers must be whole numbers") from None
-    if any(not 0 <= layer < num_layers for layer in named):
-        raise RequestError(f"draft_model {spec!r}: layers must be in [0, {num_layers - 1}]")
-    kept = named if "layers" in values else [layer for layer in range(num_layers) if layer not in named]
-    if not kept:
-        raise RequestError(f"draft_model {spec!r} keeps no layer")
-    return kept
-
-
-def shared_tokens(target: dict[str, int], draft: dict[str, int]) -> int:
-    """How many ids, from 0 on, stand for the same token in both vocabularies; one may only be longer than the other."""
-    mine, theirs = {i: t for t, i in target.items()}, {i: t for t, i in draft.items()}
-    count = min(max(mine), max(theirs)) + 1
-    for token_id in range(count):
-        if mine.get(token_id) != theirs.get(token_id):
-            raise ModelError(
-                f"target and draft model have different tokenizers: id {token_id} is {mine.get(token_id)!r} "
-                f"to the target and {theirs.get(token_id)!r} to the draft model",
-                "a draft model must share the target's tokenizer",
-            )
-    return count
-
-
-def make_drafter(
-    spec: str, trees: str, budget: int, num_tokens: int, draft: tuple[Decoder, int] | None
-) -> tuple[Drafter, int]:
-    """A drafter by its name and options, and how deep it may draft."""
-    name, options = check_drafter(spec, trees, budget)
-    builder = make_builder(trees)
-    if name == "none":
-        return NoDrafter(), 0
-    if name == "ngram":
-        return NGram(builder, options["min"]), options["depth"]
-    assert draft is not None, "draft-model is made with a draft model"
-    decoder, shared = draft
-    shared = min(num_tokens, shared)
-    drafter = DraftModel(
-        decoder, builder, num_tokens=shared, capacity=decoder.max_length, budget=budget, chunk=PREFILL_CHUNK
-    )
-    return drafter, options["depth"]
-
-
-def check_drafter(spec: str, trees: str, budget: int) -> tuple[str, dict[str, int]]:
-    """A drafter's name and options, checked without making it."""
-    name, values = parse_spec(spec, "drafter")
-    make_builder(trees)
-    options: dict[str, int] = {}
-    if name == "ngram":
-        options["min"] = take_int(values, "min", 2, "drafter ngram", high=8)
-        options["depth"] = take_int(values, "depth", max(budget - 1, 1), "drafter ngram")
-    elif name == "draft-model":
-        options["depth"] = take_int(values, "depth", 8, "drafter draft-model")
-    elif name != "none":
-        raise RequestError(f"drafter must be none, ngram or draft-model, got {name!r}")
-    refuse_rest(values, f"drafter {name}", ", ".join(options) or "none")
-    return name, options
 
 
 def pick_device(device: str | torch.device) -> torch.device:

@@ -83,7 +83,8 @@ class EngineOptions:
 
     def check(self, params: SamplingParams) -> None:
         """Refuse bad values before a model is fetched or loaded, which may take minutes."""
-        from pad_engine.models.loader import check_drafter, pick_device, pick_dtype
+        from pad_engine.loader import check_drafter
+        from pad_engine.models.loader import pick_device, pick_dtype
         from pad_engine.rules.select import rule_for
 
         rule_for(self.rule, params)
@@ -94,7 +95,7 @@ class EngineOptions:
 
     def load(self, verbose: bool = False) -> "Engine":
         """Fetch and load. verbose: the memory estimate goes to standard error."""
-        from pad_engine.models.loader import load_engine
+        from pad_engine.loader import load_engine
 
         return load_engine(
             fetch(self.model, self.accept_terms),
