@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pad_engine.errors import ModelError
 from pad_engine.kernels.kv_commit import kv_commit_ref
 
 PREFILL_CHUNK = 512  # rows of one pass over a prompt
@@ -85,7 +86,13 @@ class KVCache:
         for window in dict.fromkeys(windows):
             slots = scratch + (capacity if window is None else min(window, capacity))
             shape = (windows.count(window), 2, num_seqs, num_kv_heads, slots, head_dim)
-            self.buffers[window] = torch.empty(shape, dtype=dtype, device=device)
+            try:
+                self.buffers[window] = torch.empty(shape, dtype=dtype, device=device)
+            except RuntimeError as error:  # torch.OutOfMemoryError on a GPU is one
+                raise ModelError(
+                    f"no memory on {device} for the keys and values of {num_seqs} x {capacity} tokens: {error}",
+                    "choose a smaller max_length",
+                ) from error
         self.lengths = [0] * num_seqs
         self.prompt_lengths = [0] * num_seqs
         self.tokens: list[list[int]] = [[] for _ in range(num_seqs)]  # of the committed rows

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pad_engine.errors import ModelError
 from pad_engine.kv_cache import KVCache, RowGroup
 
 WINDOW = 8
@@ -131,6 +132,11 @@ def test_an_overflow_in_the_second_group_leaves_the_first_as_it_was() -> None:
     with pytest.raises(ValueError, match="sequence 1"):
         cache.place([RowGroup(0, [1, 2], range(2)), RowGroup(1, [0] * 17, range(17))])
     assert cache.depths == [[], []]
+
+
+def test_a_cache_that_does_not_fit_is_one_clear_error() -> None:
+    with pytest.raises(ModelError, match=r"no memory on cpu for the keys and values of 1 x 1\d{14} tokens"):
+        make_cache(capacity=10**14)
 
 
 def test_reset_and_discard_forget_one_sequence_only() -> None:
