@@ -17,7 +17,8 @@ from pad_engine.errors import ModelError, RequestError
 from pad_engine.kv_cache import PREFILL_CHUNK
 from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder
-from pad_engine.models.loader import LoadedModel, load_decoder, load_model, load_tokenizer
+from pad_engine.models.loader import LoadedModel, load_decoder, load_model, load_tokenizer, memory_need
+from pad_engine.models.memory import Estimate, check
 from pad_engine.models.sources import resolve
 from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.rules.select import check_rule
@@ -79,7 +80,11 @@ def load_draft(draft_model: str | Path | None, target: LoadedModel, accept_terms
         raise RequestError("drafter draft-model needs a draft_model", 'a model, or "self:drop=3,4"')
     decoder = target.decoder
     if str(draft_model).startswith("self:"):
-        return decoder.with_layers(self_layers(str(draft_model), decoder.config.num_layers)), target.num_tokens
+        kept = self_layers(str(draft_model), decoder.config.num_layers)
+        # the weights are shared, the cache is not
+        whole = memory_need(decoder.config, decoder.max_length, decoder.device, decoder.dtype).kv_cache
+        check(Estimate(0, whole * len(kept) // decoder.config.num_layers, 0), decoder.device)
+        return decoder.with_layers(kept), target.num_tokens
     folder = resolve(draft_model, accept_terms=accept_terms)
     config = ModelConfig.from_folder(folder)
     shared = shared_tokens(target.vocabulary, load_tokenizer(folder).get_vocab())

@@ -12,6 +12,8 @@ from tiny import FAMILY, Make, Oracle, edit_config, make_tiny_model, make_tokeni
 from pad_engine import SamplingParams
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.errors import ModelError, RequestError
+from pad_engine.loader import make_engine
+from pad_engine.models.loader import load_model
 from pad_engine.state import Commit, State
 from pad_engine.tree import DraftTree
 
@@ -211,3 +213,10 @@ def test_load_writes_nothing(tmp_path: Path) -> None:
     before = sorted((p.name, p.stat().st_size) for p in folder.iterdir())
     tiny_engine(folder, "draft-model", draft_model="self:drop=1").generate([1], SamplingParams(2))
     assert sorted((p.name, p.stat().st_size) for p in folder.iterdir()) == before
+
+
+def test_the_cache_of_a_self_draft_is_counted(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_model(make_model("llama"), device="cpu", max_length=256)
+    monkeypatch.setattr("pad_engine.models.memory.available_memory", lambda: 10_000)
+    with pytest.raises(ModelError, match=r"needed on cpu.*KV cache"):
+        make_engine(loaded, draft_model="self:layers=0,1")
