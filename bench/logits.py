@@ -29,14 +29,21 @@ def rows(decoder: Decoder, cache: KVCache, group: RowGroup) -> Tensor:
     return decoder.logits(hidden)
 
 
-def differences(decoder: Decoder, oracle: Any, ids: list[int], steps: int) -> dict[str, float]:
-    """The largest differences, and the largest logit. The last `steps` ids are read one by one."""
+def differences(decoder: Decoder, oracle: Any, exact: Any, ids: list[int], steps: int) -> dict[str, float]:
+    """The largest differences, and the largest logit. The last `steps` ids are read one by one. exact: the oracle in
+    float64, from which both sides' prompts are measured too."""
     cache = decoder.new_cache(capacity=len(ids) + 1, scratch=512)
     expected = oracle(torch.tensor([ids])).logits[0]
     prompt = ids[:-steps]
     first = rows(decoder, cache, RowGroup(0, prompt, range(len(prompt))))
     cache.commit(0, range(len(prompt)))
     found = {"logit": expected.abs().max(), "prompt": (first - expected[: len(prompt)]).abs().max()}
+    true = exact(torch.tensor([prompt])).logits[0]
+    found |= {
+        "prompt, share above 1e-4": ((first - expected[: len(prompt)]).abs() > 1e-4).double().mean(),
+        "prompt from float64": (first - true).abs().max(),
+        "transformers' prompt from float64": (expected[: len(prompt)] - true).abs().max(),
+    }
     step = torch.zeros(())
     for place in range(len(prompt), len(ids) - 1):
         step = torch.maximum(step, (rows(decoder, cache, RowGroup(0, [ids[place]], [0])) - expected[place]).abs().max())
@@ -58,11 +65,12 @@ def main() -> None:
     folder = resolve(args.model, accept_terms=True)
     loaded = load_model(folder, dtype="float32", device="cpu", max_length=2048)
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     runs = []
     with torch.inference_mode():
         for question in questions.spread(args.questions, args.prompts):
             ids = questions.encoded(loaded, question)[:400]
-            runs.append({"tokens": len(ids), **differences(loaded.decoder, oracle, ids, steps=8)})
+            runs.append({"tokens": len(ids), **differences(loaded.decoder, oracle, exact, ids, steps=8)})
             print(runs[-1], flush=True)
     print(harness.save(f"logits-{Path(args.model).stem}", {"model": args.model, "runs": runs}, args.out))
 

@@ -56,11 +56,11 @@ def make_engine(
     check_rule(rule)
     depth = budget - 1
     if isinstance(drafter, str) or drafter is None:
-        spec = drafter or ("draft-model" if draft_model else "ngram")
+        spec = drafter_spec(drafter, draft_model)
         name, _ = check_drafter(spec, trees, budget)
         if draft_model is not None and name != "draft-model":
             raise RequestError(f"draft_model is given, but drafter {name} uses none", 'choose drafter "draft-model"')
-        draft = load_draft(draft_model, loaded, accept_terms) if spec.startswith("draft-model") else None
+        draft = load_draft(draft_model, loaded, accept_terms) if name == "draft-model" else None
         drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft)
     return Engine(
         loaded.decoder,
@@ -72,6 +72,11 @@ def make_engine(
         num_tokens=loaded.num_tokens,
         eos_token_ids=loaded.eos_token_ids,
     )
+
+
+def drafter_spec(drafter: str | None, draft_model: str | Path | None) -> str:
+    """The drafter that is meant when none is named."""
+    return drafter or ("draft-model" if draft_model else "ngram")
 
 
 def load_draft(draft_model: str | Path | None, target: LoadedModel, accept_terms: bool) -> tuple[Decoder, int]:

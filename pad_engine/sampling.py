@@ -26,8 +26,6 @@ def gumbel_pick(logits: Tensor, positions: Tensor, seed: int, temperature: float
     Returns int32 `[R]`, -1 for a row that has a NaN or whose best score is not finite.
     """
     check_temperature(temperature)
-    if logits.device.type != "cpu":
-        return gumbel_pick_ref(logits, positions, seed, temperature)
-    if native.available() and logits.stride(-1) == 1:
+    if logits.device.type == "cpu" and native.available() and logits.stride(-1) == 1:
         return native.gumbel_pick(logits, positions, seed, temperature)
     return gumbel_pick_ref(logits, positions, seed, temperature)

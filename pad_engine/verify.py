@@ -7,6 +7,7 @@ import threading
 from collections.abc import Collection, Sequence
 
 import torch
+from torch import Tensor
 
 from pad_engine.accept import accept_paths
 from pad_engine.kv_cache import KVCache, RowGroup
@@ -26,15 +27,20 @@ def prefill(
     tokens: Sequence[int],
     chunk: int,
     cancelled: threading.Event | None = None,
-) -> None:
-    """Read the tokens of a sequence into its committed prefix, `chunk` rows a pass, until it is told to stop."""
+) -> Tensor:
+    """Read the tokens of a sequence into its committed prefix, `chunk` rows a pass, until it is told to stop.
+
+    Returns the last token's hidden state `[1, hidden_size]`, `[0]` when nothing was read.
+    """
+    hidden = torch.empty(0)
     for start in range(0, len(tokens), chunk):
         if cancelled is not None and cancelled.is_set():
-            return
+            break
         part = tokens[start : start + chunk]
         placement = cache.place([RowGroup(seq, part, range(len(part)))])
-        target.forward(placement, cache)
+        hidden, _ = target.forward(placement, cache)
         cache.commit(seq, range(len(part)))
+    return hidden[-1:]
 
 
 def verify(

@@ -20,6 +20,7 @@ from pad_engine.state import Commit, State
 from pad_engine.transforms import transform
 from pad_engine.tree import DraftTree
 from pad_engine.trees.builder import Candidate, TreeBuilder, most_likely, tree_of
+from pad_engine.verify import prefill
 
 
 class DraftModel:
@@ -91,15 +92,10 @@ class DraftModel:
     def read_committed(self, ids: list[int]) -> Tensor:
         """The same, up to the last token's hidden state `[1, hidden_size]`."""
         self.cache.discard(0)
-        hidden = torch.empty(0)
         vocab = self.decoder.config.vocab_size
-        while self.cache.lengths[0] < len(ids):
-            # a token that only the target knows is read as another: that costs acceptance, nothing else
-            tokens = [i if i < vocab else 0 for i in ids[self.cache.lengths[0] :][: self.chunk]]
-            placement = self.cache.place([RowGroup(0, tokens, range(len(tokens)))])
-            hidden, _ = self.decoder.forward(placement, self.cache)
-            self.cache.commit(0, range(len(tokens)))
-        return hidden[-1:]
+        # a token that only the target knows is read as another: that costs acceptance, nothing else
+        tokens = [i if i < vocab else 0 for i in ids[self.cache.lengths[0] :]]
+        return prefill(self.decoder, self.cache, 0, tokens, self.chunk)
 
     def rank(
         self, state: State, candidates: list[Candidate], parents: Sequence[int], logits: Tensor, depth: int

@@ -78,8 +78,10 @@ class EngineOptions:
 
     @property
     def drafter_spec(self) -> str:
-        """The drafter that is meant when none is named."""
-        return self.drafter or ("draft-model" if self.draft_model else "ngram")
+        """The drafter's name and options."""
+        from pad_engine.loader import drafter_spec
+
+        return drafter_spec(self.drafter, self.draft_model)
 
     def check(self, params: SamplingParams) -> None:
         """Refuse bad values before a model is fetched or loaded, which may take minutes."""

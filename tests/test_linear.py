@@ -1,0 +1,22 @@
+"""The packed product equals its definition, for any number of rows, odd sizes and both types, with and without bias."""
+
+import pytest
+import torch
+
+from pad_engine.kernels.linear import Linear, linear_ref
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 576, 960), (3, 37, 1), (16, 1536, 576), (65, 64, 301)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(dtype: torch.dtype, rows: int, inputs: int, outputs: int, biased: bool) -> None:
+    x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if biased else None
+    with torch.inference_mode():
+        out = Linear(weight, bias)(x)
+    expected = linear_ref(x, weight, bias)
+    assert out.dtype == dtype and out.shape == (rows, outputs)
+    # fp32: half a unit of rounding for each of the terms that are added up. bf16: one rounding of the sum, whose size is
+    # the root of their number
+    bound = 2.0**-23 * (inputs + 1) if dtype == torch.float32 else 2e-2 * (inputs + 1) ** 0.5
+    assert (out.float() - expected).abs().max() < bound
