@@ -16,7 +16,7 @@ def test_linear(dtype: torch.dtype, rows: int, inputs: int, outputs: int, biased
         out = Linear(weight, bias)(x)
     expected = linear_ref(x, weight, bias)
     assert out.dtype == dtype and out.shape == (rows, outputs)
-    # fp32: half a unit of rounding for each of the terms that are added up. bf16: one rounding of the sum, whose size is
-    # the root of their number
+    # fp32: a rounding for each of the terms that are added up. bf16: one rounding of the sum, whose size is the root of
+    # their number
     bound = 2.0**-23 * (inputs + 1) if dtype == torch.float32 else 2e-2 * (inputs + 1) ** 0.5
     assert (out.float() - expected).abs().max() < bound
