@@ -4,8 +4,10 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ def processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def commit() -> str:
+def git_commit() -> str:
     """The repository's commit, with `+` when the tree has changes."""
     folder = Path(__file__).parent
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True)
@@ -46,7 +48,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "pad_engine": pad_engine.__version__,
-        "commit": commit(),
+        "commit": git_commit(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     }
 
@@ -63,3 +65,30 @@ def save(name: str, result: dict[str, Any], folder: str) -> Path:
     content = {"command": command(), "environment": environment(), **result}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def capture(queue: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of what `queue` launches, after one run of it outside."""
+    queue()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        queue()
+    return graph
+
+
+def graph_ms(queue: Callable[[], None], repeats: int = 5) -> float:
+    """Median milliseconds of a replay of what `queue` launches."""
+    graph = capture(queue)
+    graph.replay()
+    return median(replay_ms(graph) for _ in range(repeats))
+
+
+def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+    """Milliseconds of one replay, by events."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)

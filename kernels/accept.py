@@ -1,9 +1,29 @@
-"""From judgements of single nodes to the accepted path of each sequence."""
+"""From judgements of single nodes to the accepted path of each sequence, and, in one kernel, to the end of the round.
+
+accept_kernel picks each row's token from the LM head's partial results, judges the nodes, appends the path's tokens and
+the one after it to the sequence, decides whether the answer ends there, and tells the host by a ring of reports in
+mapped memory. Next file: kv_commit.py, which moves the rows that this one kept.
+"""
 
 import math
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+# status of a sequence, in `done` and in reports
+RUNNING, STOP, LENGTH, NOT_FINITE = range(4)
+REPORT_HEADER = 4  # n_emitted, n_accepted, status and the rows of the tree come before a report's tokens
+MAX_ROWS = 64  # of a forest: its mask is one int64 a row
+REPORT_WIDTH = REPORT_HEADER + MAX_ROWS + 1
+_TILE = 1024  # of partial results in one step: two vectors of four for each of 128 threads
+
+_RUNNING, _STOP, _LENGTH, _NOT_FINITE = map(tl.constexpr, range(4))
+_INF_BITS = tl.constexpr(0x7F800000)
+_HEADER, _WIDTH = tl.constexpr(REPORT_HEADER), tl.constexpr(REPORT_WIDTH)
 
 
 def accept_bits_ref(accept: Tensor, score: Tensor, parent: Tensor) -> Tensor:
@@ -38,3 +58,286 @@ def accept_path_ref(kept: Tensor, depth: Tensor, seq: Tensor, tree_mask_bits: Te
     for row in torch.nonzero(on_path).flatten().tolist():
         paths.setdefault(int(seq[row]), []).append(row)
     return [sorted(rows, key=lambda row: int(depth[row])) for rows in paths.values()]
+
+
+@triton.jit
+def ordered(x):
+    """int32 in the order of fp32 x; both zeros are equal."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def load_forest(token_ptr, parent_ptr, depth_ptr, mask_bits_ptr, row, NUM_ROWS: tl.constexpr):
+    """token, parent, depth and mask_bits `[BLOCK_R]`."""
+    token = tl.load(token_ptr + row, mask=row < NUM_ROWS, other=-1)
+    parent = tl.load(parent_ptr + row, mask=row < NUM_ROWS, other=-1)
+    depth = tl.load(depth_ptr + row, mask=row < NUM_ROWS, other=0)
+    return token, parent, depth, tl.load(mask_bits_ptr + row, mask=row < NUM_ROWS, other=0)
+
+
+@triton.jit
+def load_sequence(seq_start_ptr, cache_len_ptr, limit_ptr, done_ptr, seq):
+    """First row and the one behind the last, committed ids, most ids, and status."""
+    start, stop = tl.load(seq_start_ptr + seq), tl.load(seq_start_ptr + seq + 1)
+    return start, stop, tl.load(cache_len_ptr + seq), tl.load(limit_ptr + seq), tl.load(done_ptr + seq)
+
+
+@triton.jit
+def best_of_parts(score_ptr, id_ptr, stride, NUM_PARTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr):
+    """int32 `[BLOCK_R]`: for each row the id with the largest score, the lowest at ties; -1 if that is not finite."""
+    row = tl.arange(0, BLOCK_R)
+    best = tl.full([BLOCK_P, BLOCK_R], -0x8000000000000000, tl.int64)
+    # unrolled, so that all loads are on their way before the first is used
+    for first in tl.static_range(0, NUM_PARTS, BLOCK_P):
+        part = first + tl.arange(0, BLOCK_P)
+        offsets = part[:, None] * stride + row[None, :]
+        score = tl.load(score_ptr + offsets, mask=(part < NUM_PARTS)[:, None], other=float("-inf"))
+        token = tl.load(id_ptr + offsets, mask=(part < NUM_PARTS)[:, None], other=0)
+        # one key, so that the maximum needs one reduction
+        best = tl.maximum(best, (ordered(score).to(tl.int64) << 32) + (0x7FFFFFFF - token))
+    best = tl.max(best, 0)
+    high = (best >> 32).to(tl.int32)
+    finite = (high < _INF_BITS) & (high > ~_INF_BITS)
+    return tl.where(finite, 0x7FFFFFFF - (best & 0x7FFFFFFF), -1).to(tl.int32)
+
+
+@triton.jit
+def judge_pick(token, pick):
+    """The rules greedy and match: what the judging row picked itself is accepted. Returns accept and fp32 score."""
+    return token == pick, tl.zeros_like(token).to(tl.float32)
+
+
+@triton.jit
+def keep_best(accept, score, parent, row):
+    """accept_bits_ref without its roots: of the accepted children of a node the best score, then the lowest row."""
+    key = tl.where(score == score, ordered(score), -0x80000000)
+    siblings = parent[:, None] == parent[None, :]
+    # entry (i, j): j takes the place of i
+    better = (key[None, :] > key[:, None]) | ((key[None, :] == key[:, None]) & (row[None, :] < row[:, None]))
+    beaten = tl.max((siblings & better & accept[None, :]).to(tl.int32), 1)
+    return accept & (beaten == 0)
+
+
+@triton.jit
+def kept_path(pick, token, parent, mask_bits, row, start, mine, JUDGE: tl.constexpr):
+    """bool `[BLOCK_R]`: the rows of the accepted path, the root among them. mine: the rows of the sequence."""
+    drafted = mine & (row > start)
+    judge = tl.where(drafted, parent, row)
+    # a gather by compare and sum, which stays in registers
+    judge_pick = tl.sum(tl.where(judge[:, None] == row[None, :], pick[None, :], 0), 1)
+    accept, score = JUDGE(token, judge_pick)
+    # nothing follows a row without a pick, so a path that leads there ends there, and has no last token
+    kept = keep_best(accept & drafted & (judge_pick >= 0), score, parent, row) | (row == start)
+    kept_bits = tl.sum(tl.where(kept, tl.full([1], 1, tl.int64) << row, 0))
+    return mine & ((mask_bits & ~kept_bits) == 0)
+
+
+@triton.jit
+def path_tokens(pick, token, depth, on_path, is_root):
+    """What the path emits: int32 `[BLOCK_R]`, a token of each of its rows and the place of that among them; scalars,
+    the last token, -1 if there is none, and their number.
+
+    A root's own token is committed already, so its lane carries the token after the path.
+    """
+    # depths differ along a path, so one maximum finds both its length and its last row's pick
+    deepest = tl.max(tl.where(on_path, (depth.to(tl.int64) << 32) + (pick + 1), 0))
+    num_tokens, end_token = (deepest >> 32).to(tl.int32) + 1, (deepest & 0xFFFFFFFF).to(tl.int32) - 1
+    return tl.where(is_root, end_token, token), tl.where(is_root, num_tokens, depth) - 1, end_token, num_tokens
+
+
+@triton.jit
+def cut_tokens(on_path, value, place, end_token, num_tokens, end_ids, held, limit, done):
+    """How many of the path's tokens are emitted, and the status behind them: as State.commit. held: ids so far."""
+    is_end = tl.max((value[:, None] == end_ids[None, :]).to(tl.int32), 1) > 0
+    count = tl.where(end_token < 0, 0, tl.minimum(num_tokens, limit - held))
+    first_end = tl.min(tl.where(on_path & is_end, place, count))
+    emitted = tl.minimum(count, first_end + 1)
+    status = tl.where(first_end < count, _STOP, tl.where(held + emitted >= limit, _LENGTH, _RUNNING))
+    return emitted, tl.where(done != 0, done, tl.where(end_token < 0, _NOT_FINITE, status))
+
+
+@triton.jit
+def write_state(old_len_ptr, n_commit_ptr, cache_len_ptr, done_ptr, seq, length, count, status):
+    """What the cache is to commit, its length after that, and whether the answer ends there."""
+    tl.store(old_len_ptr + seq, length)
+    tl.store(n_commit_ptr + seq, count)
+    tl.store(cache_len_ptr + seq, length + count)
+    tl.store(done_ptr + seq, status)
+
+
+@triton.jit
+def write_report(report_ptr, emitted, value, place, count, num_tokens, status, num_rows):
+    """One sequence's part of a slot of the ring."""
+    tl.store(report_ptr, count)
+    tl.store(report_ptr + 1, tl.minimum(count, num_tokens - 1))
+    tl.store(report_ptr + 2, status)
+    tl.store(report_ptr + 3, num_rows)
+    tl.store(report_ptr + _HEADER + place, value, mask=emitted)
+
+
+@triton.jit
+def publish(round_ptr, counter_ptr, ticket_ptr, round_index, NUM_SEQS: tl.constexpr):
+    """Count the round and show it to the host, once the reports of all sequences are written.
+
+    The barrier puts the stores of all threads before what thread 0, which does every scalar access, does next; a
+    release at system scope then puts them before the counter for whoever sees the counter. The ticket does the same
+    between the other programs and the last one.
+    """
+    tl.debug_barrier()
+    if NUM_SEQS == 1:
+        is_last = True
+    else:
+        is_last = tl.atomic_add(ticket_ptr, 1, sem="acq_rel", scope="sys") == NUM_SEQS - 1
+    if is_last:
+        if NUM_SEQS > 1:
+            tl.store(ticket_ptr, 0)
+        tl.store(round_ptr, round_index + 1)
+        rounds = (round_index + 1).to(counter_ptr.dtype.element_ty)
+        tl.atomic_xchg(counter_ptr, rounds, sem="release", scope="sys")
+
+
+@triton.jit
+def accept_kernel(
+    part_score_ptr,
+    part_id_ptr,
+    part_stride,
+    token_ptr,
+    parent_ptr,
+    depth_ptr,
+    mask_bits_ptr,
+    seq_start_ptr,
+    limit_ptr,
+    end_ids_ptr,
+    ids_ptr,
+    ids_stride,
+    cache_len_ptr,
+    done_ptr,
+    root_ptr,
+    pick_ptr,
+    path_ptr,
+    old_len_ptr,
+    n_commit_ptr,
+    report_ptr,
+    round_ptr,
+    counter_ptr,
+    ticket_ptr,
+    JUDGE: tl.constexpr,
+    NUM_SEQS: tl.constexpr,
+    NUM_ROWS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    NUM_ENDS: tl.constexpr,
+    RING: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    seq, row, end = tl.program_id(0), tl.arange(0, BLOCK_R), tl.arange(0, triton.next_power_of_2(NUM_ENDS))
+    # of all rows of the forest, so that no load waits for another
+    token, parent, depth, mask_bits = load_forest(token_ptr, parent_ptr, depth_ptr, mask_bits_ptr, row, NUM_ROWS)
+    end_ids = tl.load(end_ids_ptr + end, mask=end < NUM_ENDS, other=-1)
+    start, stop, length, limit, done = load_sequence(seq_start_ptr, cache_len_ptr, limit_ptr, done_ptr, seq)
+    round_index = tl.load(round_ptr)
+    # the assembler would move these loads behind the long reduction, but moves none across a barrier
+    tl.debug_barrier()
+    pick = best_of_parts(part_score_ptr, part_id_ptr, part_stride, NUM_PARTS, BLOCK_P, BLOCK_R)
+    # a finished sequence has no rows, so nothing of it changes
+    mine = (row >= start) & (row < tl.where(done == 0, stop, start))
+    on_path = kept_path(pick, token, parent, mask_bits, row, start, mine, JUDGE)
+    value, place, end_token, num_tokens = path_tokens(pick, token, depth, on_path, row == start)
+    count, status = cut_tokens(on_path, value, place, end_token, num_tokens, end_ids, length + 1, limit, done)
+    emitted = on_path & (place < count)
+    tl.store(pick_ptr + row, pick, mask=mine)
+    tl.store(path_ptr + seq * BLOCK_R + depth, row, mask=on_path)
+    tl.store(ids_ptr + seq.to(tl.int64) * ids_stride + length + 1 + place, value, mask=emitted)
+    tl.store(root_ptr + seq + row * 0, value, mask=emitted & (place == count - 1))
+    write_state(old_len_ptr, n_commit_ptr, cache_len_ptr, done_ptr, seq, length, count, status)
+    report_ptr += ((round_index % RING) * NUM_SEQS + seq) * _WIDTH
+    write_report(report_ptr, emitted, value, place, count, num_tokens, status, stop - start)
+    publish(round_ptr, counter_ptr, ticket_ptr, round_index, NUM_SEQS)
+
+
+def accept_forest(
+    part_score: Tensor,
+    part_id: Tensor,
+    token: Tensor,
+    parent: Tensor,
+    depth: Tensor,
+    mask_bits: Tensor,
+    seq_start: Tensor,
+    limit: Tensor,
+    end_ids: Tensor,
+    ids: Tensor,
+    cache_len: Tensor,
+    done: Tensor,
+    root: Tensor,
+    pick: Tensor,
+    path: Tensor,
+    old_len: Tensor,
+    n_commit: Tensor,
+    report: Tensor,
+    round_index: Tensor,
+    counter: Tensor,
+    ticket: Tensor,
+    judge: Any = judge_pick,
+    pdl: bool = False,
+) -> None:
+    """Launch: one round's end for S sequences whose trees are N <= 64 rows in all. int32 but where said otherwise.
+
+    Read: part_score fp32 and part_id `[P, N_pad]`, for each part of the vocabulary the best score of each row and its
+    id (unit stride over rows; +inf says that the row is not finite). token, parent, depth `[N]` and mask_bits int64
+    `[N]`, as in a Forest. seq_start `[S + 1]`: sequence s is rows seq_start[s] to seq_start[s + 1], the root first.
+    limit `[S]`: the most ids that a sequence may hold. end_ids `[E]`: they end the answer; -1 is none.
+
+    Changed: ids `[S, capacity]`, of which sequence s holds cache_len[s] + 1, the last being its root. cache_len, root
+    and done `[S]`; done is the status, and unless it is RUNNING the sequence stays as it is. round_index int64 `[1]`.
+    ticket `[1]`: zero before and after.
+
+    Written: pick `[N]`, -1 where a row is not finite. path `[S, B]`: rows of the kept path, root first; B is a power of
+    two, N <= B <= N_pad. old_len and n_commit `[S]`: cache_len before, and how many rows of the path the cache is to
+    keep. report `[RING, S, REPORT_WIDTH]`, in slot round_index % RING: n_emitted, n_accepted, status, the tree's number
+    of rows, and the emitted tokens. counter `[1]` in int32 or int64, after all else: the number of rounds. report and
+    counter may lie in pinned memory of the host.
+
+    judge: a `@triton.jit` function from (token, pick of the judging row) `[B]` to (accept bool, score fp32) `[B]`.
+    """
+    block_rows = path.shape[1]
+    accept_kernel[(len(limit),)](
+        part_score_ptr=part_score,
+        part_id_ptr=part_id,
+        part_stride=part_score.stride(0),
+        token_ptr=token,
+        parent_ptr=parent,
+        depth_ptr=depth,
+        mask_bits_ptr=mask_bits,
+        seq_start_ptr=seq_start,
+        limit_ptr=limit,
+        end_ids_ptr=end_ids,
+        ids_ptr=ids,
+        ids_stride=ids.stride(0),
+        cache_len_ptr=cache_len,
+        done_ptr=done,
+        root_ptr=root,
+        pick_ptr=pick,
+        path_ptr=path,
+        old_len_ptr=old_len,
+        n_commit_ptr=n_commit,
+        report_ptr=report,
+        round_ptr=round_index,
+        counter_ptr=counter,
+        ticket_ptr=ticket,
+        JUDGE=judge,
+        NUM_SEQS=len(limit),
+        NUM_ROWS=len(token),
+        NUM_PARTS=len(part_score),
+        NUM_ENDS=len(end_ids),
+        RING=len(report),
+        BLOCK_P=max(1, _TILE // block_rows),
+        BLOCK_R=block_rows,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )

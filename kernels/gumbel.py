@@ -1,14 +1,18 @@
-"""Gumbel noise keyed by (seed, position, token id): the torch definition of what libpad and the GPU kernels compute.
+"""Gumbel noise keyed by (seed, position, token id): the torch definition, and Triton functions for kernels to call.
 
-Every step is a correctly rounded fp32 operation or an integer one, in a fixed order, so that all of them give the same
-bits; docs/sampling.md has the formula and test vectors. Next file: csrc/cpu/gumbel.cpp, the same in C++.
+Every step is a correctly rounded fp32 operation or an integer one, in a fixed order, so that torch, libpad and Triton
+give the same bits; docs/sampling.md has the formula and test vectors. Next file: csrc/cpu/gumbel.cpp, the same in C++.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from pad_engine.kernels.rounded import add_rn, mul_rn
 
 # what a random number is for: the third word of the Philox counter (pad_purpose in pad.h)
 GUMBEL, ACCEPT, RESIDUAL, DRAFT = range(4)
@@ -138,3 +142,69 @@ def gumbel_pick_ref(logits: Tensor, positions: Tensor, seed: int, temperature: f
     scores = logits + noise * temperature
     best, picks = scores.max(dim=-1)
     return torch.where(best.isfinite(), picks, -1).int()
+
+
+_LN = tl.constexpr(_LN_COEFFICIENTS)
+_NEAR_ONE = tl.constexpr(0.29289323)
+_SQRT_HALF_BITS = tl.constexpr(_SQRT_HALF)
+
+
+@triton.jit
+def philox_word(c0, c1, c2, c3, k0, k1):
+    """Word 0 of philox_ref's block, from uint32 words."""
+    for _ in tl.static_range(10):
+        # whole products take one wide multiplication; umulhi and `*`, as in tl.philox_impl, take two
+        product0, product1 = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c2 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0, (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1, c3 = product1.to(tl.uint32), product0.to(tl.uint32)
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0
+
+
+@triton.jit
+def ln_poly(f, e):
+    """_ln_poly."""
+    z = mul_rn(f, f)
+    p = add_rn(mul_rn(f, _LN[0]), _LN[1])
+    for i in tl.static_range(2, 9):
+        p = add_rn(mul_rn(p, f), _LN[i])
+    y = mul_rn(mul_rn(p, f), z)
+    y = add_rn(y, mul_rn(e, -2.12194440e-4))
+    y = add_rn(y, mul_rn(z, -0.5))
+    return add_rn(add_rn(f, y), mul_rn(e, 0.693359375))
+
+
+@triton.jit
+def split_exponent(x):
+    """_split."""
+    offset = x.to(tl.int32, bitcast=True) - _SQRT_HALF_BITS
+    m = ((offset & 0x007FFFFF) + _SQRT_HALF_BITS).to(tl.float32, bitcast=True)
+    return add_rn(m, -1.0), (offset >> 23).to(tl.float32)
+
+
+@triton.jit
+def gumbel_of_word(word):
+    """gumbel_of_word_ref of uint32 words, to the same bits. Each product and sum is rounded on its own."""
+    v = add_rn(mul_rn(word.to(tl.float32), 2.0**-32), 2.0**-33)
+    u = add_rn(mul_rn((0xFFFFFFFF - word).to(tl.float32), 2.0**-32), 2.0**-33)
+    near_one = v <= _NEAR_ONE
+    f, e = split_exponent(u)
+    f, e = split_exponent(-ln_poly(tl.where(near_one, -v, f), tl.where(near_one, 0.0, e)))
+    return -ln_poly(f, e)
+
+
+@triton.jit
+def gumbel_noise(seed_lo, seed_hi, position, token, purpose=0, round_index=0):
+    """gumbel_ref to the same bits, fp32 in the shape that the arguments broadcast to.
+
+    They are integers of which the low 32 bits count. seed_lo and seed_hi: the halves of the seed.
+    """
+    c0, c1 = tl.broadcast(position.to(tl.uint32), token.to(tl.uint32))
+    c2, c3 = tl.cast(purpose, tl.uint32), tl.cast(round_index, tl.uint32)
+    return gumbel_of_word(philox_word(c0, c1, c2, c3, seed_lo.to(tl.uint32), seed_hi.to(tl.uint32)))
+
+
+@triton.jit
+def gumbel_score(logits, temperature, noise):
+    """fp32 logits + temperature * noise in two roundings, as in gumbel_pick_ref."""
+    return add_rn(logits, mul_rn(noise, temperature))

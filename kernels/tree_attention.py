@@ -2,11 +2,21 @@
 
 The mask says which keys a row sees: the whole prefix (or a window of it), and of the new rows its ancestors and itself.
 Rows and the query heads of one key/value head are packed together, so each key is read once (Ainslie et al. 2023).
+
+The kernel takes the product's output as it is: it norms and rotates queries and new keys, writes the new rows to the
+cache, and attends. Each key/value head is shared by a fixed number of programs (split KV, Dao et al. 2023), of which
+the device's own lengths decide how many have work; the last to arrive puts the parts together.
 """
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from pad_engine.kernels.row_tiles import release_dependents, wait_for_inputs
 
 
 def tree_attention_ref(
@@ -33,3 +43,408 @@ def tree_attention_ref(
         out = scores.softmax(-1).to(q.dtype) @ v
     # [H_kv, G * N, D] -> [N, H * D]
     return out.view(num_kv_heads, -1, n, head_dim).permute(2, 0, 1, 3).reshape(n, num_heads * head_dim)
+
+@triton.jit
+def angles(position, ok, cos_ptr, sin_ptr, D: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """cos and sin `[BLOCK, D / 2]`, fp32, of rows at some positions."""
+    half = tl.arange(0, BLOCK_HALF)
+    mask = ok[:, None] & (half < D // 2)[None, :]
+    # the table's sine carries the rotation's minus sign in its first half
+    place = position.to(tl.int64)[:, None] * D + D // 2 + half[None, :]
+    cos = tl.load(cos_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    return cos, tl.load(sin_ptr + place, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def raw_halves(head_ptr, ok, D: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """The halves `[BLOCK, D / 2]` of one head of some rows, as the product left them. head_ptr: `[BLOCK]` pointers."""
+    half = tl.arange(0, BLOCK_HALF)
+    mask = ok[:, None] & (half < D // 2)[None, :]
+    pointers = head_ptr[:, None] + half[None, :]
+    return tl.load(pointers, mask=mask, other=0.0), tl.load(pointers + D // 2, mask=mask, other=0.0)
+
+
+@triton.jit
+def turn(a, b, cos, sin, norm_ptr, eps, D: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """Halves of heads normed, if norm_ptr `[D]` is given, and rotated: in fp32, then rounded to their type."""
+    dtype: tl.constexpr = a.dtype
+    a, b = a.to(tl.float32), b.to(tl.float32)
+    if norm_ptr is not None:
+        half = tl.arange(0, BLOCK_HALF)
+        rms = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
+        a *= rms * tl.load(norm_ptr + half, mask=half < D // 2, other=0.0).to(tl.float32)[None, :]
+        b *= rms * tl.load(norm_ptr + D // 2 + half, mask=half < D // 2, other=0.0).to(tl.float32)[None, :]
+    return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+
+
+@triton.jit
+def finite_values(v_ptr, ok, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Values `[BLOCK, D]` of new rows. A masked value that is not finite would still turn the others' sums into NaN, so
+    it is cleared here; the row itself stays what it is. v_ptr: `[BLOCK]` pointers."""
+    width = tl.arange(0, BLOCK_D)
+    v = tl.load(v_ptr[:, None] + width[None, :], mask=ok[:, None] & (width < D)[None, :], other=0.0)
+    return tl.where(tl.abs(v.to(tl.float32)) < float("inf"), v, 0.0).to(v.dtype)
+
+
+@triton.jit
+def capped(scores, SOFTCAP: tl.constexpr):
+    """Scores with the soft cap, if there is one, in units of log 2."""
+    if SOFTCAP is not None:
+        # tanh(x) = 2 sigmoid(2 x) - 1
+        scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
+    return scores * 1.4426950408889634
+
+
+@triton.jit
+def attend(
+    qa,
+    qb,
+    ka,
+    kb,
+    v,
+    seen,
+    peak,
+    total,
+    acc,
+    scale,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One step of the online softmax (Milakov and Gimelshein 2018): scores of a tile of keys, in base 2, folded into
+    the rows' running maximum, sum and weighted values. seen: bool `[BLOCK_M, keys]`."""
+    scores = tl.dot(qa, tl.trans(ka), input_precision=PRECISION)
+    scores = tl.dot(qb, tl.trans(kb), scores, input_precision=PRECISION)
+    scores = tl.where(seen, capped(scores * scale, SOFTCAP), float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a row that has seen nothing yet
+    shrink = tl.exp2(peak - base)
+    weights = tl.exp2(scores - base[:, None])
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return new_peak, total * shrink + tl.sum(weights, 1), acc
+
+
+@triton.jit
+def cached_tile(
+    k_ptr, v_ptr, slots, ok, D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Keys as halves and values of some slots of one head: `[BLOCK, D / 2]` twice and `[BLOCK, D]`."""
+    half, width = tl.arange(0, BLOCK_HALF), tl.arange(0, BLOCK_D)
+    offset = slots.to(tl.int64)[:, None] * D
+    k_ok, v_ok = ok[:, None] & (half < D // 2)[None, :], ok[:, None] & (width < D)[None, :]
+    ka = tl.load(k_ptr + offset + half[None, :], mask=k_ok, other=0.0)
+    kb = tl.load(k_ptr + offset + D // 2 + half[None, :], mask=k_ok, other=0.0)
+    return ka, kb, tl.load(v_ptr + offset + width[None, :], mask=v_ok, other=0.0)
+
+
+@triton.jit
+def append(
+    k_ptr, v_ptr, slots, ok, ka, kb, v, D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Write a tile's keys and values to slots of the cache."""
+    half, width = tl.arange(0, BLOCK_HALF), tl.arange(0, BLOCK_D)
+    offset = slots.to(tl.int64)[:, None] * D
+    k_ok, v_ok = ok[:, None] & (half < D // 2)[None, :], ok[:, None] & (width < D)[None, :]
+    tl.store(k_ptr + offset + half[None, :], ka, mask=k_ok)
+    tl.store(k_ptr + offset + D // 2 + half[None, :], kb, mask=k_ok)
+    tl.store(v_ptr + offset + width[None, :], v, mask=v_ok)
+
+
+@triton.jit
+def combine_splits(
+    part_ptr, sums_ptr, index, ok, active, plane, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """`[BLOCK_M, D]`: the softmax over all splits, from each split's maximum, sum and weighted values, in order."""
+    width = tl.arange(0, BLOCK_D)
+    d_ok = ok[:, None] & (width < D)[None, :]
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    for split in range(active):
+        # from L2: an earlier launch's parts may still lie in this core's L1
+        own = tl.load(sums_ptr + (split * plane + index) * 2, mask=ok, other=float("-inf"), cache_modifier=".cg")
+        peak = tl.maximum(peak, own)
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for split in range(active):
+        place = split * plane + index
+        own = tl.load(sums_ptr + place * 2, mask=ok, other=float("-inf"), cache_modifier=".cg")
+        weight = tl.exp2(own - base)
+        total += weight * tl.load(sums_ptr + place * 2 + 1, mask=ok, other=0.0, cache_modifier=".cg")
+        part = tl.load(part_ptr + place[:, None] * D + width[None, :], mask=d_ok, other=0.0, cache_modifier=".cg")
+        acc += weight[:, None] * part
+    return total, acc
+
+
+@triton.jit
+def tree_attention_kernel(
+    qkv_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    part_ptr,
+    sums_ptr,
+    ticket_ptr,
+    depth_ptr,
+    mask_ptr,
+    start_ptr,
+    length_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    eps,
+    scale,
+    seq_stride,
+    head_stride,
+    scratch,
+    ring,
+    capacity,
+    chunk_step,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TO_PREFIX: tl.constexpr,
+    STRICT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    release_dependents(PDL)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    BLOCKS: tl.constexpr = (ROWS * GROUP + BLOCK_M - 1) // BLOCK_M
+    PRECISION: tl.constexpr = "ieee" if qkv_ptr.dtype.element_ty == tl.float32 else "tf32"
+    head, split = tl.program_id(0), tl.program_id(1)
+    seq, block = tl.program_id(2) // BLOCKS, tl.program_id(2) % BLOCKS
+    # the forest and the committed lengths were written before the pass began: they need no wait
+    first = tl.load(start_ptr + seq)
+    count = tl.load(start_ptr + seq + 1) - first
+    length = tl.load(length_ptr + seq)
+    member = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row, ok = first + member // GROUP, member // GROUP < count
+    position = length + tl.load(depth_ptr + row, mask=ok, other=0)
+    bits = tl.load(mask_ptr + row, mask=ok, other=0)
+    k_ptr += seq * seq_stride + head * head_stride
+    v_ptr += seq * seq_stride + head * head_stride
+
+    # keys of the prefix that this split reads; in strict mode also the new ones, each at its absolute place
+    filled = tl.minimum(length, ring)
+    if STRICT:
+        reach = length + count
+        chunk = chunk_step
+        active = tl.cdiv(reach, chunk)
+    else:
+        reach = filled
+        active = tl.minimum(tl.maximum(tl.cdiv(reach, chunk_step), 1), SPLITS)
+        chunk = tl.cdiv(tl.cdiv(reach, active), BLOCK_S) * BLOCK_S
+    if (split >= active) | (block * BLOCK_M >= count * GROUP):
+        return
+    begin = split * chunk
+    end = tl.minimum(begin + chunk, reach)
+
+    # the prefix does not change during the pass, so its first keys are on their way before the wait
+    key = begin + tl.arange(0, BLOCK_S)
+    ka, kb, v = cached_tile(k_ptr, v_ptr, scratch + key, key < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D)
+    cos, sin = angles(position, ok, cos_ptr, sin_ptr, D, BLOCK_HALF)
+    # the rows of the pass itself go to the last split, which has the fewest keys of the prefix
+    own = split == active - 1
+    t = tl.arange(0, BLOCK_T)
+    t_ok = t < tl.where(own, count, 0)
+    t_position = length + tl.load(depth_ptr + first + t, mask=t_ok, other=0)
+    t_cos, t_sin = angles(t_position, t_ok, cos_ptr, sin_ptr, D, BLOCK_HALF)
+    wait_for_inputs(PDL)
+    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
+    qa, qb = raw_halves(qkv_ptr + row * WIDTH + (head * GROUP + member % GROUP) * D, ok, D, BLOCK_HALF)
+    new_ptr = qkv_ptr + (HEADS + head) * D
+    na, nb = raw_halves(new_ptr + (first + t) * WIDTH, t_ok, D, BLOCK_HALF)
+    nv = finite_values(new_ptr + KV_HEADS * D + (first + t) * WIDTH, t_ok, D, BLOCK_D)
+    qa, qb = turn(qa, qb, cos, sin, q_norm_ptr, eps, D, BLOCK_HALF)
+    na, nb = turn(na, nb, t_cos, t_sin, k_norm_ptr, eps, D, BLOCK_HALF)
+    if own & (block == 0):
+        if TO_PREFIX:
+            slots, fits = scratch + t_position % ring, t_ok & (t_position < capacity)
+        else:
+            slots, fits = scratch - 1 - t, t_ok
+        append(k_ptr, v_ptr, slots, fits, na, nb, nv, D, BLOCK_HALF, BLOCK_D)
+
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    if ROWS == 1:
+        # a row that sees one new key, itself, begins with it
+        score = tl.sum(qa.to(tl.float32) * na.to(tl.float32) + qb.to(tl.float32) * nb.to(tl.float32), 1)
+        peak = tl.where(own & ok, capped(score * scale, SOFTCAP), peak)
+        total = tl.where(own & ok, 1.0, total)
+        acc = tl.where((own & ok)[:, None], nv.to(tl.float32), acc)
+    elif not STRICT:
+        if own:
+            # bit j of a row's word says that row j of the forest is the row or an ancestor
+            seen = (((bits[:, None] >> (first + t).to(tl.int64)[None, :]) & 1) != 0) & t_ok[None, :]
+            if WINDOW is not None:
+                seen = seen & (t_position[None, :] > position[:, None] - WINDOW)
+            peak, total, acc = attend(qa, qb, na, nb, nv, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
+
+    for start in range(begin, end, BLOCK_S):
+        key = start + tl.arange(0, BLOCK_S)
+        # the next keys are on their way while these are attended to
+        following = key + BLOCK_S
+        next_a, next_b, next_v = cached_tile(
+            k_ptr, v_ptr, scratch + following, following < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D
+        )
+        if STRICT:
+            # new keys stand at their absolute places, and are what the cache will hold of them
+            fresh = (key >= length) & (key < reach)
+            new = new_ptr + (first + key - length) * WIDTH
+            sa, sb = raw_halves(new, fresh, D, BLOCK_HALF)
+            sv = finite_values(new + KV_HEADS * D, fresh, D, BLOCK_D)
+            s_cos, s_sin = angles(key, fresh, cos_ptr, sin_ptr, D, BLOCK_HALF)
+            sa, sb = turn(sa, sb, s_cos, s_sin, k_norm_ptr, eps, D, BLOCK_HALF)
+            ka = tl.where(fresh[:, None], sa, ka)
+            kb = tl.where(fresh[:, None], sb, kb)
+            v = tl.where(fresh[:, None], sv, v)
+            seen = (key < end)[None, :] & (key[None, :] <= position[:, None])
+        else:
+            seen = (key < end)[None, :] & (position >= 0)[:, None]
+        if WINDOW is not None:
+            # the position that each slot of the ring holds
+            held = length - 1 - (length - 1 - key) % ring
+            seen = seen & (held[None, :] > position[:, None] - WINDOW)
+        peak, total, acc = attend(qa, qb, ka, kb, v, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
+        ka, kb, v = next_a, next_b, next_v
+
+    width = tl.arange(0, BLOCK_D)
+    index = row * HEADS + head * GROUP + member % GROUP
+    d_ok = ok[:, None] & (width < D)[None, :]
+    last = active == 1
+    if active > 1:
+        place = split * (ROWS * HEADS) + index
+        tl.store(part_ptr + place[:, None] * D + width[None, :], acc, mask=d_ok)
+        tl.store(sums_ptr + place * 2, peak, mask=ok)
+        tl.store(sums_ptr + place * 2 + 1, total, mask=ok)
+        tl.debug_barrier()  # all threads' stores come before the one thread's release
+        counter = ticket_ptr + tl.program_id(2) * KV_HEADS + head
+        last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == active - 1
+        if last:
+            tl.store(counter, 0)  # for the next launch
+            total, acc = combine_splits(
+                part_ptr, sums_ptr, index, ok, active, ROWS * HEADS, D, BLOCK_M, BLOCK_D
+            )
+    if last:
+        out = acc / total[:, None]
+        tl.store(out_ptr + index[:, None] * D + width[None, :], out.to(out_ptr.dtype.element_ty), mask=d_ok)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """splits: programs that share the prefix of one head. chunk: keys of the prefix below which one more program does
+    not pay. block_s: keys a step. warps: of a program."""
+
+    splits: int
+    chunk: int = 256
+    block_s: int = 64
+    warps: int = 4
+
+
+def tree_attention(
+    qkv: Tensor,
+    layer: Tensor,
+    out: Tensor,
+    workspace: "AttentionWorkspace",
+    depth: Tensor,
+    mask_bits: Tensor,
+    seq_start: Tensor,
+    cache_len: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    *,
+    eps: float,
+    scale: float,
+    softcap: float | None,
+    scratch: int,
+    capacity: int,
+    window: int | None,
+    heads: int,
+    config: AttentionConfig,
+    to_prefix: bool,
+    strict: bool,
+    pdl: bool,
+) -> None:
+    """Launch: norm, rotation, append to the cache, and attention, for N rows (1, 16, 32 or 64) of up to S sequences.
+
+    qkv: `[N, (H + 2 H_kv) D]`, as the product left it. layer: `[2, S, H_kv, scratch + slots, D]`, one layer of a
+    KVCache buffer. out: `[N, H D]`. depth: int32 `[N]`; mask_bits: int64 `[N]`; seq_start: int32 `[S + 1]`, the rows of
+    each sequence, those past the last being padding; cache_len: int32 `[S]`. cos, sin: `[max_length, D]`, the sine with
+    the rotation's sign. q_norm, k_norm: `[D]` or None. to_prefix: the rows go behind the prefix by position, not to the
+    scratch (a root alone, or a chain in strict mode). strict: keys stand at absolute places, so that a row's bits do
+    not depend on how many rows are in the pass; chains only.
+    """
+    n, d = qkv.shape[0], layer.shape[-1]
+    _, seqs, kv_heads, slots, _ = layer.shape
+    group = heads // kv_heads
+    block_m = min(64, max(16, triton.next_power_of_2(n * group)))
+    ring = slots - scratch
+    chunk = config.chunk
+    if strict:
+        # absolute places: a split's range follows from the capacity alone
+        chunk = triton.cdiv(triton.cdiv(capacity, config.splits), config.block_s) * config.block_s
+    tree_attention_kernel[(kv_heads, config.splits, seqs * triton.cdiv(n * group, block_m))](
+        qkv_ptr=qkv,
+        k_ptr=layer[0],
+        v_ptr=layer[1],
+        out_ptr=out,
+        part_ptr=workspace.parts,
+        sums_ptr=workspace.sums,
+        ticket_ptr=workspace.tickets,
+        depth_ptr=depth,
+        mask_ptr=mask_bits,
+        start_ptr=seq_start,
+        length_ptr=cache_len,
+        cos_ptr=cos,
+        sin_ptr=sin,
+        q_norm_ptr=q_norm,
+        k_norm_ptr=k_norm,
+        eps=eps,
+        scale=scale,
+        seq_stride=layer.stride(1),
+        head_stride=layer.stride(2),
+        scratch=scratch,
+        ring=ring,
+        capacity=capacity,
+        chunk_step=chunk,
+        WINDOW=window,
+        SOFTCAP=softcap,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=d,
+        ROWS=n,
+        BLOCK_M=block_m,
+        BLOCK_S=config.block_s,
+        BLOCK_T=1 if n == 1 else max(16, n),
+        BLOCK_HALF=max(16, triton.next_power_of_2(d // 2)),
+        BLOCK_D=max(16, triton.next_power_of_2(d)),
+        SPLITS=config.splits,
+        TO_PREFIX=to_prefix,
+        STRICT=strict,
+        PDL=pdl,
+        num_warps=config.warps,
+        launch_pdl=pdl,
+    )
+
+
+class AttentionWorkspace:
+    """Buffers for launches of at most `rows` rows: every split's maxima, sums and weighted values, and the tickets by
+    which the last split knows that it is the last. One a stream: launches that follow one another share it."""
+
+    def __init__(self, rows: int, heads: int, kv_heads: int, head_dim: int, seqs: int, splits: int, device: torch.device):
+        group = heads // kv_heads
+        self.parts = torch.empty(splits * rows * heads * head_dim, dtype=torch.float32, device=device)
+        self.sums = torch.empty(splits * rows * heads * 2, dtype=torch.float32, device=device)
+        blocks = triton.cdiv(rows * group, 16)
+        self.tickets = torch.zeros(seqs * blocks * kv_heads, dtype=torch.int32, device=device)

@@ -10,7 +10,8 @@ Plain decoding is the round with a tree of one node. Next to read: tree.py, veri
 
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,15 @@ from typing import Any
 
 import torch
 
+from pad_engine.captured import Played, play, serves
 from pad_engine.config import SamplingParams
 from pad_engine.controller import Controller
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.errors import NonFiniteError, RequestError
-from pad_engine.kv_cache import PREFILL_CHUNK, KVCache
+from pad_engine.graphs import Rounds
+from pad_engine.kv_cache import PREFILL_SCRATCH, KVCache, prefill_chunk
 from pad_engine.models.decoder import Decoder
+from pad_engine.models.fused import unsupported, unsupported_strict
 from pad_engine.output import Delta, Output, Stats, Stopwatch, TokenLogprobs, collect, token_logprobs
 from pad_engine.prompt import Prompt, encode
 from pad_engine.record import Record
@@ -49,18 +53,24 @@ def decode_round(
     trees: Sequence[DraftTree],
     num_tokens: int,
     taps: Sequence[int] = (),
+    rounds: Rounds | None = None,
 ) -> tuple[list[Commit], Record]:
     """Verify a forest, one tree a sequence, and commit what each accepted; returns the commits, and what was verified.
 
+    rounds: the captured pass of the target and cache, if there is one.
+
     NonFiniteError when a sequence's own path leads over a row of logits that is not finite.
     """
-    record = verify(target, cache, states, trees, num_tokens, taps)
+    record = verify(target, cache, states, trees, num_tokens, taps, rounds)
     commits = []
     for state, tree, (path, end_token) in zip(states, trees, accept(record, rule, states, trees), strict=True):
         if end_token < 0:
             raise NonFiniteError(f"the target's logits after position {len(state.ids) + len(path) - 2} are not finite")
         commit = state.commit(tree, path, end_token)
-        cache.commit(state.seq, commit.path)
+        if rounds is not None and rounds.strict:
+            cache.advance(state.seq, [tree.tokens[node] for node in commit.path])  # the rows are in their places
+        else:
+            cache.commit(state.seq, commit.path)
         commits.append(commit)
     return commits, record
 
@@ -70,7 +80,9 @@ class Engine:
 
     target: the model. tokenizer: a transformers tokenizer. drafter: see drafters/drafter.py. rule: a rule, or "auto"
     for greedy at temperature 0 and match above. controller: decides how much is drafted. max_length: tokens of prompt
-    and answer together, at most. eos_token_ids: any of them ends an answer.
+    and answer together, at most. eos_token_ids: any of them ends an answer. fused: rounds run on the fused kernels and, on
+    a GPU, as captured graphs; by default where there is one. strict: an answer in half precision does not depend on how
+    much was drafted, at a cost (docs/performance.md); chains only.
     """
 
     def __init__(
@@ -84,15 +96,31 @@ class Engine:
         max_length: int,
         num_tokens: int,
         eos_token_ids: Sequence[int] = (),
+        fused: bool | None = None,
+        strict: bool = False,
     ) -> None:
         self.target, self.tokenizer, self.drafter, self.controller = target, tokenizer, drafter, controller
         self.rule, self.max_length, self.num_tokens = rule, max_length, num_tokens
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.cache = target.new_cache(capacity=max_length, scratch=max(PREFILL_CHUNK, controller.max_budget))
+        self.cache = target.new_cache(capacity=max_length, scratch=max(PREFILL_SCRATCH, controller.max_budget))
+        self.rounds = self._fused_rounds(strict) if fused or (fused is None and target.device.type == "cuda") else None
         self.lock = threading.Lock()
         self.serving: int | None = None  # the thread whose request is running
         self.cancelled = threading.Event()
         self.owner: Prefix | None = None  # whose tokens the cache holds
+
+    def _fused_rounds(self, strict: bool) -> Rounds | None:
+        """The captured rounds, or None, with a warning, for a model that cannot have them."""
+        reason = unsupported(self.target)
+        if strict:
+            reason = reason or unsupported_strict(self.cache, self.controller.branching)
+            if reason:
+                raise RequestError(f"strict mode cannot serve this engine: {reason}")
+        elif reason:
+            warnings.warn(f"this model runs without fused kernels, slower: {reason}", stacklevel=4)
+            return None
+        budget = self.controller.max_budget
+        return Rounds(self.target, self.cache, num_tokens=self.num_tokens, max_budget=budget, strict=strict)
 
     @classmethod
     def from_pretrained(cls, model: str | Path, **options: Any) -> "Engine":
@@ -125,7 +153,7 @@ class Engine:
         ids, handle = self._encode(prompt), Prefix()
         with self._serve(handle), torch.inference_mode():
             self.cache.reset(SEQ, len(ids))
-            prefill(self.target, self.cache, SEQ, ids[:-1], PREFILL_CHUNK)
+            prefill(self.target, self.cache, SEQ, ids[:-1], prefill_chunk(self.target.device))
         return handle
 
     def cancel(self) -> None:
@@ -188,7 +216,8 @@ class Engine:
             stats, clock = Stats(seed=seed, prompt_tokens=len(ids)), Stopwatch()
             text = TextStream(self.tokenizer, params.stop_texts, params.min_tokens)
             stats.reused_tokens = self._begin(state, prefix)
-            prefill(self.target, self.cache, SEQ, ids[stats.reused_tokens : -1], PREFILL_CHUNK, self.cancelled)
+            chunk = prefill_chunk(self.target.device)
+            prefill(self.target, self.cache, SEQ, ids[stats.reused_tokens : -1], chunk, self.cancelled)
             stats.prefill_seconds = clock.lap() / 1000
             nothing = last = Delta("", [], None if params.logprobs is None else [])
             for commit, piece, logprobs in self._rounds(state, rule, text):
@@ -211,21 +240,33 @@ class Engine:
         drafter, controller, wanted = self.drafter, self.controller, state.params.logprobs
         # what a rule of the residual kind emits depends on how much was drafted, so a seed fixes that too
         pinned = state.draws_from_q and state.params.seed is not None
-        while state.finish_reason is None:
-            if self.cancelled.is_set():
-                state.finish_reason = "cancelled"
-                return
+        cancelled = self.cancelled.is_set
+        if self.rounds is not None and serves(state, rule, drafter):
+            played = play(self.rounds, self.cache, state, drafter, controller, pinned, cancelled)
+        else:
+            played = self._play_here(state, rule, pinned, cancelled)
+        for round in played:
+            commit = round.commit
+            piece, count = text.push(commit.tokens)
+            if count is not None:
+                commit = state.cut(commit, count)
+            controller.observe(commit.tree, commit.accepted, len(commit.tokens), round.draft_ms, round.verify_ms)
+            drafter.observe(commit)
+            yield commit, piece, None if wanted is None else token_logprobs(round.logits, commit, wanted)
+        if state.finish_reason is None:
+            state.finish_reason = "cancelled"
+
+    def _play_here(
+        self, state: State, rule: AcceptanceRule, pinned: bool, cancelled: Callable[[], bool]
+    ) -> Iterator[Played]:
+        """Rounds that the host decides: on a CPU all of them, on a GPU those that need their logits."""
+        drafter, controller = self.drafter, self.controller
+        while state.finish_reason is None and not cancelled():
             clock = Stopwatch()
             state.plan = controller.decide(drafter.evidence(state), state.remaining, pinned)
             tree = drafter.propose(state)
             draft_ms = clock.lap()
             commits, record = decode_round(
-                self.target, self.cache, rule, [state], [tree], self.num_tokens, drafter.taps
+                self.target, self.cache, rule, [state], [tree], self.num_tokens, drafter.taps, self.rounds
             )
-            commit, verify_ms = commits[0], clock.lap()
-            piece, count = text.push(commit.tokens)
-            if count is not None:
-                commit = state.cut(commit, count)
-            controller.observe(tree, commit.accepted, len(commit.tokens), draft_ms, verify_ms)
-            drafter.observe(commit)
-            yield commit, piece, None if wanted is None else token_logprobs(record.logits, commit, wanted)
+            yield Played(commits[0], record.logits, draft_ms, clock.lap())

@@ -5,6 +5,7 @@ Scratch row r lives in slot `scratch - 1 - r` and the prefix begins at slot `scr
 one unbroken range to the attention, whatever their number, and nothing is copied to read them. In layers that see
 everything, position p lives in prefix slot p. In sliding layers the prefix is a ring of `window` slots, position p in
 slot p modulo the window: a rejected row never overwrites a key that is needed again, because it never left the scratch.
+Rows that will surely be kept, those of a prompt, need no scratch where nothing wraps: they are written to the prefix.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,12 @@ from torch import Tensor
 from pad_engine.errors import ModelError
 from pad_engine.kernels.kv_commit import kv_commit_ref
 
-PREFILL_CHUNK = 512  # rows of one pass over a prompt
+PREFILL_SCRATCH = 512  # rows of a pass over a prompt that cannot be written to the prefix at once
+
+
+def prefill_chunk(device: torch.device) -> int:
+    """Rows of one pass over a prompt, where the cache takes them (KVCache.rows_at_once)."""
+    return 2048 if device.type == "cuda" else PREFILL_SCRATCH  # a GPU is not busy with fewer
 
 
 @dataclass(frozen=True)
@@ -25,27 +31,43 @@ class RowGroup:
 
     depth: distance of each row from the sequence's committed length. mask: `[n, R]` bool over all R scratch rows of the
     sequence (those already there, then these): what each row sees of them. None means a chain: everything before it.
+    direct: a chain that will surely be kept and begins behind the prefix; the scratch must be empty. It does not join
+    the scratch, and `commit_direct` ends it.
     """
 
     seq: int
     tokens: Sequence[int]
     depth: Sequence[int]
     mask: Tensor | None = None
+    direct: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """What one group writes and reads in the layers of one window size.
+
+    causal: the rows go to the prefix in the order of their positions and are the last of the M slots read; each sees
+    those up to its own. Otherwise slots run backwards, and mask is additive `[group_size * n, M]` over those read
+    (None: all of them are seen).
+    """
+
+    write: slice
+    read: slice
+    mask: Tensor | None = None
+    causal: bool = False
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where one group's rows lie: its rows of the pass, and the slots to write.
+    """Where one group's rows lie: its rows of the pass, and its view for each window size.
 
-    drafted: some of the rows may yet be rejected. read: for each window size the slots to read, and the additive mask
-    `[group_size * n, M]` over them (None: all of them are seen).
+    drafted: some of the rows may yet be rejected.
     """
 
     seq: int
     rows: slice
-    write: slice
     drafted: bool
-    read: dict[int | None, tuple[slice, Tensor | None]]
+    views: dict[int | None, View]
 
 
 @dataclass(frozen=True)
@@ -125,25 +147,38 @@ class KVCache:
         del held[common:]
         return common
 
+    def in_order(self, window: int | None, seq: int, rows: int) -> bool:
+        """Whether that many rows behind the prefix neither wrap in a ring nor leave the reach of one another."""
+        return window is None or self.lengths[seq] + rows <= window
+
+    def rows_at_once(self, seq: int, rows: int) -> int:
+        """How many of the next `rows` of a sequence one direct group can hold: a ring that wraps needs the scratch."""
+        return rows if all(self.in_order(window, seq, rows) for window in self.buffers) else min(rows, self.scratch)
+
+    def claim(self, group: RowGroup) -> None:
+        """Let a group's rows join the scratch, where a pass writes them."""
+        self.depths[group.seq] += group.depth
+        self.drafted[group.seq] += group.tokens
+
     def place(self, groups: Sequence[RowGroup]) -> Placement:
-        """Give the rows of a pass their slots and masks, once for all layers. The rows join the scratch."""
+        """Give the rows of a pass their slots and masks, once for all layers. The rows join the scratch, but for those
+        of direct groups.
+
+        ValueError when rows do not fit the scratch, or direct ones the prefix; the cache is then as it was.
+        """
         tokens: list[int] = []
         positions: list[int] = []
         prompts: list[int] = []
         spans: list[Span] = []
         for group in groups:
-            rows = len(self.depths[group.seq]) + len(group.tokens)
-            if rows > self.scratch:
-                raise ValueError(f"{rows} rows of sequence {group.seq} do not fit a scratch of {self.scratch}")
+            self.check_room(group)
         for group in groups:
-            n, length, used = len(group.tokens), self.lengths[group.seq], len(self.depths[group.seq])
-            self.depths[group.seq] += group.depth
-            self.drafted[group.seq] += group.tokens
-            # slots run backwards, so the last row has the lowest slot
-            write = slice(self.scratch - used - n, self.scratch - used)
-            read = {window: self.visible(group, window) for window in self.buffers}
+            n, length = len(group.tokens), self.lengths[group.seq]
+            views = {window: self.view(group, window) for window in self.buffers}
             drafted = group.mask is not None and n > 1
-            spans.append(Span(group.seq, slice(len(tokens), len(tokens) + n), write, drafted, read))
+            spans.append(Span(group.seq, slice(len(tokens), len(tokens) + n), drafted, views))
+            if not group.direct:
+                self.claim(group)
             tokens += group.tokens
             positions += [length + depth for depth in group.depth]
             prompts += [self.prompt_lengths[group.seq]] * n
@@ -154,14 +189,37 @@ class KVCache:
             spans,
         )
 
-    def visible(self, group: RowGroup, window: int | None) -> tuple[slice, Tensor | None]:
-        """The slots that a group reads in layers of one window size, and its additive mask over them."""
-        depths, length, n = self.depths[group.seq], self.lengths[group.seq], len(group.tokens)
+    def check_room(self, group: RowGroup) -> None:
+        """ValueError unless the group's rows fit where they go."""
+        seq, n = group.seq, len(group.tokens)
+        rows = len(self.depths[seq]) + n
+        if group.direct:
+            if rows > n:
+                raise ValueError(f"the scratch of sequence {seq} holds {rows - n} rows: commit or discard them first")
+            self.check_capacity(seq, n)
+        in_scratch = not group.direct or not all(self.in_order(window, seq, n) for window in self.buffers)
+        if in_scratch and rows > self.scratch:
+            raise ValueError(f"{rows} rows of sequence {seq} do not fit a scratch of {self.scratch}")
+
+    def check_capacity(self, seq: int, rows: int) -> None:
+        """ValueError unless that many rows fit behind the prefix."""
+        if self.lengths[seq] + rows > self.capacity:
+            raise ValueError(f"{self.lengths[seq] + rows} tokens do not fit a cache of {self.capacity}")
+
+    def view(self, group: RowGroup, window: int | None) -> View:
+        """The slots that a group writes and reads in layers of one window size, and what it sees of them."""
+        depths = [*self.depths[group.seq], *group.depth]
+        length, n = self.lengths[group.seq], len(group.tokens)
+        if group.direct and self.in_order(window, group.seq, n):
+            end = self.scratch + length + n
+            return View(slice(end - n, end), slice(self.scratch, end), causal=True)
         filled = length if window is None else min(length, window)
-        read = slice(self.scratch - len(depths), self.scratch + filled)
+        # slots run backwards, so the last row has the lowest slot
+        last = self.scratch - len(depths)
+        write, read = slice(last, last + n), slice(last, self.scratch + filled)
         in_reach = window is None or max(group.depth) + length < window
         if n == 1 and in_reach and group.mask is None:
-            return read, None
+            return View(write, read)
         mask = group.mask
         if mask is None:
             mask = torch.ones(n, len(depths), dtype=torch.bool).tril_(len(depths) - n)
@@ -174,43 +232,63 @@ class KVCache:
             keys = torch.cat((length + torch.tensor(depths).flip(0), prefix))
             seen &= keys > (length + torch.tensor(list(group.depth)))[:, None] - window
         if seen.all():
-            return read, None
+            return View(write, read)
         additive = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)
-        return read, additive.repeat(self.group_size, 1).to(self.device, self.dtype)
+        return View(write, read, additive.repeat(self.group_size, 1).to(self.device, self.dtype))
 
     def write(self, layer: int, span: Span, k: Tensor, v: Tensor) -> None:
         """Store the span's new rows. k, v: `[n, kv_heads, head_dim]`."""
         window, index = self.layers[layer]
-        slots = self.buffers[window][index, :, span.seq, :, span.write]
+        view = span.views[window]
+        slots = self.buffers[window][index, :, span.seq, :, view.write]
         if span.drafted:
             # a masked key or value that is not finite would still turn its neighbours' sums into NaN; the row itself
             # stays what it is, and fails the request if it is on the path
             k, v = k.nan_to_num(), v.nan_to_num()
-        slots[0] = k.flip(0).transpose(0, 1)
-        slots[1] = v.flip(0).transpose(0, 1)
+        if not view.causal:
+            k, v = k.flip(0), v.flip(0)
+        slots[0] = k.transpose(0, 1)
+        slots[1] = v.transpose(0, 1)
 
-    def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values `[kv_heads, M, head_dim]` that the span's rows may see, and the additive mask over them."""
+    def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor, View]:
+        """Keys and values `[kv_heads, M, head_dim]` of the slots read, and what the span's rows see of them."""
         window, index = self.layers[layer]
-        slots, mask = span.read[window]
-        keys, values = self.buffers[window][index, :, span.seq, :, slots]
-        return keys, values, mask
+        view = span.views[window]
+        keys, values = self.buffers[window][index, :, span.seq, :, view.read]
+        return keys, values, view
 
     def commit(self, seq: int, rows: Sequence[int]) -> None:
         """Move scratch rows, in this order, behind the prefix, and empty the scratch."""
-        length = self.lengths[seq]
-        if length + len(rows) > self.capacity:
-            raise ValueError(f"{length + len(rows)} tokens do not fit a cache of {self.capacity}")
-        for window, buffer in self.buffers.items():
-            # a ring keeps the last of many rows only
-            moved = list(rows) if window is None else list(rows)[-min(window, self.capacity) :]
-            first = length + len(rows) - len(moved)
-            ring = self.capacity if window is None else min(window, self.capacity)
-            source = [self.scratch - 1 - row for row in moved]
-            target = [self.scratch + (first + i) % ring for i in range(len(moved))]
-            kv_commit_ref(buffer[:, :, seq], source, target)
-        self.lengths[seq] = length + len(rows)
-        self.tokens[seq] += [self.drafted[seq][row] for row in rows]
+        self.check_capacity(seq, len(rows))
+        for window in self.buffers:
+            self.move(window, seq, rows)
+        self.advance(seq, [self.drafted[seq][row] for row in rows])
+
+    def commit_direct(self, seq: int, tokens: Sequence[int]) -> None:
+        """Keep the tokens of a direct group, once all layers have run. Without this its rows stay invisible."""
+        for window in self.buffers:
+            if not self.in_order(window, seq, len(tokens)):
+                self.move(window, seq, range(len(tokens)))
+        self.advance(seq, tokens)
+
+    def move(self, window: int | None, seq: int, rows: Sequence[int]) -> None:
+        """Copy scratch rows, in this order, behind the prefix in the layers of one window size."""
+        ring = self.capacity if window is None else min(window, self.capacity)
+        # a ring keeps the last of many rows only
+        moved = list(rows)[-ring:]
+        first = self.lengths[seq] + len(rows) - len(moved)
+        source = [self.scratch - 1 - row for row in moved]
+        target = [self.scratch + (first + i) % ring for i in range(len(moved))]
+        kv_commit_ref(self.buffers[window][:, :, seq], source, target)
+
+    def advance(self, seq: int, tokens: Sequence[int]) -> None:
+        """Count rows, whose keys and values lie behind the prefix already, as part of it, and empty the scratch.
+
+        ValueError when they do not fit the capacity.
+        """
+        self.check_capacity(seq, len(tokens))
+        self.lengths[seq] += len(tokens)
+        self.tokens[seq] += tokens
         self.discard(seq)
 
     def discard(self, seq: int) -> None:

@@ -14,7 +14,7 @@ from pad_engine.drafters.ngram import NGram
 from pad_engine.drafters.none import NoDrafter
 from pad_engine.engine import Engine
 from pad_engine.errors import ModelError, RequestError
-from pad_engine.kv_cache import PREFILL_CHUNK
+from pad_engine.kv_cache import prefill_chunk
 from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.loader import LoadedModel, load_decoder, load_model, load_tokenizer, memory_need
@@ -43,13 +43,15 @@ def make_engine(
     budget: int = 16,
     fixed_budget: bool = False,
     accept_terms: bool = False,
+    fused: bool | None = None,
+    strict: bool = False,
 ) -> Engine:
     """Put a drafter, a rule and a controller around a loaded model. Several engines may share one.
 
     drafter: "none", "ngram[:min=2,depth=15]", "draft-model[:depth=8]" or an object; by default draft-model when a
     draft_model is given, else ngram. draft_model: a model like the target, or "self:drop=3,4" / "self:layers=0,1" for
     the target with layers left out. trees: "chain" or "best-first". budget: nodes of a tree at most, root included.
-    fixed_budget: always draft the whole budget instead of what pays.
+    fixed_budget: always draft the whole budget instead of what pays. fused, strict: see Engine.
     """
     if not 1 <= budget <= 64:
         raise RequestError(f"budget must be in [1, 64], got {budget}")
@@ -71,6 +73,8 @@ def make_engine(
         max_length=loaded.decoder.max_length,
         num_tokens=loaded.num_tokens,
         eos_token_ids=loaded.eos_token_ids,
+        fused=fused,
+        strict=strict,
     )
 
 
@@ -141,9 +145,8 @@ def make_drafter(
     assert draft is not None, "draft-model is made with a draft model"
     decoder, shared = draft
     shared = min(num_tokens, shared)
-    drafter = DraftModel(
-        decoder, builder, num_tokens=shared, capacity=decoder.max_length, budget=budget, chunk=PREFILL_CHUNK
-    )
+    chunk = prefill_chunk(decoder.device)
+    drafter = DraftModel(decoder, builder, num_tokens=shared, capacity=decoder.max_length, budget=budget, chunk=chunk)
     return drafter, options["depth"]
 
 

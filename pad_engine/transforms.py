@@ -26,6 +26,11 @@ def has_filters(params: SamplingParams) -> bool:
     return not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
 
 
+def changes_logits(params: SamplingParams) -> bool:
+    """Whether the request asks for anything that `transform` does."""
+    return has_penalties(params) or has_filters(params) or bool(params.logit_bias) or params.min_tokens > 0
+
+
 def transform(logits: Tensor, state: State, paths: Sequence[Sequence[int]]) -> Tensor:
     """Do to the rows of one sequence what its request asks for.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pad_engine.accept import accept_paths
+from pad_engine.graphs import Rounds
 from pad_engine.kv_cache import KVCache, RowGroup
 from pad_engine.models.decoder import Decoder
 from pad_engine.record import Record
@@ -28,18 +29,17 @@ def prefill(
     chunk: int,
     cancelled: threading.Event | None = None,
 ) -> Tensor:
-    """Read the tokens of a sequence into its committed prefix, `chunk` rows a pass, until it is told to stop.
+    """Read the tokens of a sequence into its committed prefix, `chunk` rows a pass at most, until it is told to stop.
 
     Returns the last token's hidden state `[1, hidden_size]`, `[0]` when nothing was read.
     """
-    hidden = torch.empty(0)
-    for start in range(0, len(tokens), chunk):
-        if cancelled is not None and cancelled.is_set():
-            break
-        part = tokens[start : start + chunk]
-        placement = cache.place([RowGroup(seq, part, range(len(part)))])
+    hidden, start = torch.empty(0), 0
+    while start < len(tokens) and not (cancelled is not None and cancelled.is_set()):
+        part = tokens[start : start + cache.rows_at_once(seq, min(chunk, len(tokens) - start))]
+        placement = cache.place([RowGroup(seq, part, range(len(part)), direct=True)])
         hidden, _ = target.forward(placement, cache)
-        cache.commit(seq, range(len(part)))
+        cache.commit_direct(seq, part)
+        start += len(part)
     return hidden[-1:]
 
 
@@ -50,26 +50,34 @@ def verify(
     trees: Sequence[DraftTree],
     num_tokens: int,
     taps: Collection[int] = (),
+    rounds: Rounds | None = None,
 ) -> Record:
     """One pass over the trees of several sequences, one stream being a forest of one.
 
-    num_tokens: ids from here on are padding of the vocabulary and are never picked. The rows stay in the scratch until
-    the cache's commit. Returns the record of all nodes, in the order of the trees.
+    num_tokens: ids from here on are padding of the vocabulary and are never picked. rounds: the captured pass of the
+    same target and cache, used where nobody wants taps. The rows stay in the scratch until the cache's commit. Returns
+    the record of all nodes, in the order of the trees.
     """
     forest = make_forest(trees, [state.seq for state in states])
     groups = [
         RowGroup(state.seq, tree.tokens, tree.depth, tree.mask()) for state, tree in zip(states, trees, strict=True)
     ]
-    placement = cache.place(groups)
-    hidden, tapped = target.forward(placement, cache, taps)
-    logits = target.logits(hidden)[:, :num_tokens]
+    tapped: dict[int, Tensor] = {}
+    lengths = [cache.lengths[state.seq] for state in states]
+    if rounds is None or taps:
+        hidden, tapped = target.forward(cache.place(groups), cache, taps)
+        logits = target.logits(hidden)[:, :num_tokens]
+    else:
+        for group in groups:
+            cache.claim(group)
+        logits = rounds.logits_of(trees)
     processed, picks = [], []
-    for state, start, tree in zip(states, forest.starts, trees, strict=True):
-        rows = slice(start, start + len(tree))
-        processed.append(transform(logits[rows], state, tree.paths))
+    for state, start, tree, length in zip(states, forest.starts, trees, lengths, strict=True):
+        processed.append(transform(logits[start : start + len(tree)], state, tree.paths))
         temperature = 0.0 if state.params.greedy else state.params.temperature
         # the token picked after a row stands one position behind it
-        picks.append(gumbel_pick(processed[-1], placement.positions[rows] + 1, state.seed, temperature))
+        positions = torch.tensor([length + depth + 1 for depth in tree.depth], device=logits.device)
+        picks.append(gumbel_pick(processed[-1], positions, state.seed, temperature))
     changed = processed[0] if len(processed) == 1 else torch.cat(processed)
     return Record(forest, logits, changed, torch.cat(picks).cpu(), tapped)
 

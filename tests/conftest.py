@@ -1,10 +1,15 @@
 """Seeds, threads, tiny models, and which marked tests this machine can run."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # before anything imports a kernel: `triton.jit` decides there and then whether to interpret
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # pytest runs in importlib mode, which finds no helper modules beside the tests by itself
 sys.path.append(str(Path(__file__).parent))

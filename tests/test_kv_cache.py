@@ -25,10 +25,10 @@ def put(cache: KVCache, values: list[int], depth: list[int] | None = None, seq: 
     for layer in range(len(LAYERS)):
         rows = torch.tensor(values, dtype=torch.float32)[:, None, None].expand(-1, 1, 2)
         cache.write(layer, span, rows, -rows)
-        keys, got, mask = cache.read(layer, span)
+        keys, got, view = cache.read(layer, span)
         assert torch.equal(keys, -got)
         if layer < 2:
-            seen.append(sorted(visible(keys, mask)))
+            seen.append(sorted(visible(keys, view.mask)))
     return seen
 
 

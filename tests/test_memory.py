@@ -16,7 +16,8 @@ NUMBERS = {
     "hidden_size": 576,
     "intermediate_size": 1536,
     "vocab_size": 49152,
-    "max_rows": 64,
+    "max_rows": 128,
+    "scratch_rows": 64,
     "logit_rows": 64,
     "weight_bytes": 4,
     "kv_bytes": 4,
@@ -27,7 +28,7 @@ def test_estimate_counts_every_part() -> None:
     got = estimate(**NUMBERS)
     assert got.weights == 538_060_032
     assert got.kv_cache == 30 * 8192 * 2 * 3 * 64 * 4
-    assert got.scratch == 30 * 64 * 2 * 3 * 64 * 4 + 64 * 4 * (4 * 576 + 2 * 1536) + 64 * 49152 * 4
+    assert got.scratch == 30 * 64 * 2 * 3 * 64 * 4 + 128 * 4 * (4 * 576 + 2 * 1536) + 64 * 49152 * 4
     assert got.total == got.weights + got.kv_cache + got.scratch
     assert estimate(**(NUMBERS | {"sequences": 3})).kv_cache == 3 * got.kv_cache
     assert estimate(**(NUMBERS | {"kv_rows": [512] * 29 + [8192]})).kv_cache < got.kv_cache / 8

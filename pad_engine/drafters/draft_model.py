@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pad_engine.kernels.gumbel import DRAFT
-from pad_engine.kv_cache import RowGroup
+from pad_engine.kv_cache import PREFILL_SCRATCH, RowGroup
 from pad_engine.models.decoder import Decoder
 from pad_engine.sampling import gumbel_noise
 from pad_engine.state import Commit, State
@@ -38,7 +38,8 @@ class DraftModel:
         self.tree: DraftTree | None = None  # the last one proposed, until it is observed
         self.row_of_node: list[int | None] = []  # scratch row of each of its nodes, if it was read
         self.q_rows: list[Tensor] = []  # of the root and of every candidate that was read, where tokens are drawn
-        self.cache = decoder.new_cache(capacity=capacity, scratch=max(chunk, budget * builder.width))
+        scratch = max(min(chunk, PREFILL_SCRATCH), budget * builder.width)
+        self.cache = decoder.new_cache(capacity=capacity, scratch=scratch)
 
     @property
     def nbytes(self) -> int:

@@ -6,26 +6,22 @@ Next to read: verify.py, which makes such rows of draft trees.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pad_engine.kernels.gated_act import gated_act
 from pad_engine.kernels.linear import Linear
-from pad_engine.kernels.rms_norm import rms_norm_ref
-from pad_engine.kernels.rope import rope_ref
+from pad_engine.kernels.prefill_attention import prefill_attention
+from pad_engine.kernels.rms_norm import rms_norm
+from pad_engine.kernels.rope import rope
 from pad_engine.kernels.tree_attention import tree_attention_ref
-from pad_engine.kv_cache import KVCache, Placement
+from pad_engine.kv_cache import KVCache, Placement, Span
 from pad_engine.models.config import ModelConfig
 from pad_engine.models.rope import RopeConfig, RopeTable
 
 GetTensor = Callable[[str], Tensor]
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-}
 Angles = dict[RopeConfig, tuple[Tensor, Tensor]]
 
 
@@ -63,7 +59,6 @@ class Decoder:
         # Gemma's scale is rounded to the model's type before the product, as its checkpoints were trained
         self.embed_scale = torch.tensor(config.hidden_size**0.5, dtype=self.dtype).item() if config.gemma else None
         self.ropes = {rope: RopeTable(rope, max_length, self.dtype, self.device) for rope in set(config.ropes)}
-        self.act = ACTIVATIONS[config.hidden_act]
 
     def _norm_weight(self, get: GetTensor, name: str) -> Tensor:
         weight = get(name)
@@ -161,38 +156,41 @@ class Decoder:
     ) -> Tensor:
         config = self.config
         heads, kv_heads, n = config.num_heads, config.num_kv_heads, hidden.shape[0]
-        qkv = layer.qkv(rms_norm_ref(hidden, layer.attention_norm, config.rms_norm_eps))
+        qkv = layer.qkv(rms_norm(hidden, layer.attention_norm, config.rms_norm_eps))
         qkv = qkv.view(n, heads + 2 * kv_heads, config.head_dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm_ref(qk[:, :heads], layer.q_norm, config.rms_norm_eps)
-            k = rms_norm_ref(qk[:, heads:], layer.k_norm, config.rms_norm_eps)
-            qk = torch.cat((q, k), dim=1)
-        qk = rope_ref(qk, *angles[config.ropes[layer.index]])
+            for part, weight in ((qk[:, :heads], layer.q_norm), (qk[:, heads:], layer.k_norm)):
+                rms_norm(part, weight, config.rms_norm_eps, out=part)
+        qk = rope(qk, *angles[config.ropes[layer.index]])
         q, k = qk[:, :heads], qk[:, heads:]
         parts = []
         for span in placement.spans:
             cache.write(position, span, k[span.rows], v[span.rows])
-            keys, values, mask = cache.read(position, span)
-            parts.append(
-                tree_attention_ref(q[span.rows], keys, values, mask, config.attention_scale, config.attention_softcap)
-            )
+            parts.append(self._attend(position, q[span.rows], span, cache))
         attended = layer.out(parts[0] if len(parts) == 1 else torch.cat(parts))
         if layer.attention_post_norm is not None:
-            attended = rms_norm_ref(attended, layer.attention_post_norm, config.rms_norm_eps)
+            attended = rms_norm(attended, layer.attention_post_norm, config.rms_norm_eps)
         return attended
+
+    def _attend(self, position: int, q: Tensor, span: Span, cache: KVCache) -> Tensor:
+        keys, values, view = cache.read(position, span)
+        scale, softcap = self.config.attention_scale, self.config.attention_softcap
+        if view.causal:
+            return prefill_attention(q, keys, values, scale, softcap)
+        return tree_attention_ref(q, keys, values, view.mask, scale, softcap)
 
     def _mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
         config = self.config
-        gate, up = layer.gate_up(rms_norm_ref(hidden, layer.mlp_norm, config.rms_norm_eps)).chunk(2, dim=-1)
-        out = layer.down(self.act(gate) * up)
+        gate_up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps))
+        out = layer.down(gated_act(gate_up, config.hidden_act))
         if layer.mlp_post_norm is not None:
-            out = rms_norm_ref(out, layer.mlp_post_norm, config.rms_norm_eps)
+            out = rms_norm(out, layer.mlp_post_norm, config.rms_norm_eps)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: `[N, hidden_size]` as forward returns it; returns fp32 `[N, vocab_size]`, soft-capped if so set."""
-        logits = self.lm_head(rms_norm_ref(hidden, self.final_norm, self.config.rms_norm_eps)).float()
+        logits = self.lm_head(rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
         if self.config.logit_softcap is not None:
             logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
         return logits

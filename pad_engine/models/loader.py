@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pad_engine.errors import ModelError, RequestError
-from pad_engine.kv_cache import PREFILL_CHUNK
+from pad_engine.kv_cache import PREFILL_SCRATCH, prefill_chunk
 from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder, expected_tensors
 from pad_engine.models.lora import open_adapters
@@ -122,7 +122,8 @@ def memory_need(config: ModelConfig, max_length: int, device: torch.device, dtyp
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
-        max_rows=PREFILL_CHUNK,
+        max_rows=prefill_chunk(device),
+        scratch_rows=PREFILL_SCRATCH,
         logit_rows=64,
         weight_bytes=dtype.itemsize,
         kv_bytes=dtype.itemsize,

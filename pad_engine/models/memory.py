@@ -38,6 +38,7 @@ def estimate(
     intermediate_size: int,
     vocab_size: int,
     max_rows: int,
+    scratch_rows: int,
     logit_rows: int,
     weight_bytes: int,
     kv_bytes: int,
@@ -46,7 +47,8 @@ def estimate(
     """Bytes of weights, KV cache and the buffers of one forward.
 
     parameters: count, tied ones once. kv_rows: slots of each layer (its window on sliding layers), one sequence.
-    max_rows: rows of the largest forward (a prefill chunk, or the tree). logit_rows: rows that get logits at once.
+    max_rows: rows of the largest forward (a prefill chunk, or the tree). scratch_rows: those that the cache holds
+    besides. logit_rows: rows that get logits at once.
     weight_bytes, kv_bytes: bytes an element. Logits and the widest activations count as fp32.
     """
     row = 2 * num_kv_heads * head_dim * kv_bytes
@@ -54,7 +56,7 @@ def estimate(
     return Estimate(
         weights=parameters * weight_bytes,
         kv_cache=sequences * row * sum(kv_rows),
-        scratch=row * max_rows * len(kv_rows) + activations + 4 * logit_rows * vocab_size,
+        scratch=row * scratch_rows * len(kv_rows) + activations + 4 * logit_rows * vocab_size,
     )
 
 

@@ -1,0 +1,61 @@
+"""Model shapes to measure with: real sizes, random weights, made on the device.
+
+Speed does not depend on what the weights are, as long as they are not zeros.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+from pad_engine.models.config import ModelConfig, parse_config
+from pad_engine.models.decoder import Decoder, expected_tensors
+
+LLAMA: dict[str, Any] = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu"}
+SHAPES: dict[str, dict[str, Any]] = {
+    "135m": {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
+    },
+    "1b": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True,
+    },
+    "8b": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+def shape_config(name: str, max_length: int, num_layers: int | None = None) -> ModelConfig:
+    """The config of a shape, with fewer layers if told so."""
+    raw = LLAMA | SHAPES[name] | {"max_position_embeddings": max_length}
+    return parse_config(raw | ({"num_hidden_layers": num_layers} if num_layers else {}))
+
+
+def random_decoder(
+    name: str, device: torch.device, dtype: torch.dtype, max_length: int, num_layers: int | None = None
+) -> Decoder:
+    """A decoder of random weights. Scaled like trained ones, so that hidden states neither vanish nor overflow."""
+    config = shape_config(name, max_length, num_layers)
+    shapes = expected_tensors(config)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def get(tensor: str) -> torch.Tensor:
+        shape = shapes[tensor]
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=dtype, device=device)
+        weight = torch.empty(shape, dtype=dtype, device=device)
+        return weight.normal_(0.0, 0.7 / math.sqrt(shape[-1]), generator=generator)
+
+    return Decoder(config, get, max_length)
+
+
+def streamed_bytes(decoder: Decoder, num_tokens: int) -> int:
+    """Bytes of weights that one pass must read: all layers' matrices and the LM head."""
+    config = decoder.config
+    matrices = sum(
+        linear.weight.numel() for layer in decoder.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+    )
+    return (matrices + num_tokens * config.hidden_size) * decoder.dtype.itemsize

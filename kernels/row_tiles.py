@@ -1,0 +1,170 @@
+"""The inner product that every fused kernel of a pass shares: some rows of a weight matrix with all rows of the pass.
+
+A pass has 1 to 64 rows, so its products cost the reading of the weights. For one row the product is a reduction on the
+ordinary cores; for more the weights' rows lie on the tensor core's M side and the pass's rows on its N side, so the
+weights stream through once whatever the number of rows. Either way a program asks for its first weights, which depend
+on nothing, before it waits for the kernel that makes its input (programmatic dependent launch): the memory stays busy
+while one kernel ends and the next begins.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def release_dependents(PDL: tl.constexpr):
+    """Let the next kernel of the stream start, up to its own wait."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_inputs(PDL: tl.constexpr):
+    """Until here nothing may be read that an earlier kernel of the same graph writes, and nothing written."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def prefetch_rows(
+    w_ptr, weight_rows, k_begin, k_end, K, BLOCK: tl.constexpr, PREFETCH: tl.constexpr, THREADS: tl.constexpr
+):
+    """Ask for the first PREFETCH columns of some rows of a matrix `[., K]`, to be brought to L2, and go on.
+
+    weight_rows: `[spread(BLOCK, THREADS)]`, each row as often as it has segments: every thread asks for one segment.
+    """
+    SEGMENTS: tl.constexpr = segments(BLOCK, THREADS)
+    COLUMNS: tl.constexpr = PREFETCH // SEGMENTS
+    ITEM: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
+    start = k_begin + (tl.arange(0, BLOCK * SEGMENTS) % SEGMENTS) * COLUMNS
+    nbytes = tl.minimum(COLUMNS, k_end - start) * ITEM
+    address = (w_ptr + weight_rows.to(tl.int64) * K + start).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [address, nbytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.constexpr_function
+def segments(block, threads):
+    """Into how many segments a prefetched row is cut, so that every thread has one."""
+    return max(1, threads // block)
+
+
+@triton.jit
+def weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """`[BLOCK, BLOCK_K]` of a matrix `[., K]`. Weights are read once a pass, so they leave the cache first."""
+    columns = k + tl.arange(0, BLOCK_K)
+    pointers = w_ptr + weight_rows.to(tl.int64)[:, None] * K + columns[None, :]
+    mask = row_ok[:, None] if EVEN_K else row_ok[:, None] & (columns < k_end)[None, :]
+    return tl.load(pointers, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def row_tile(x_ptr, columns, k_end, EVEN_K: tl.constexpr):
+    """Elements `columns` of a row, or of rows of pointers `[ROWS, 1]`; zero from k_end on."""
+    if EVEN_K:
+        return tl.load(x_ptr + columns)
+    else:
+        return tl.load(x_ptr + columns, mask=columns < k_end, other=0.0)
+
+
+@triton.jit
+def one_row_product(
+    w,
+    x_ptr,
+    norm_ptr,
+    w_ptr,
+    weight_rows,
+    row_ok,
+    k_begin,
+    k_end,
+    K,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """fp32 `[BLOCK]`: weights `[BLOCK of ., k_begin:k_end]` times x, or x times a norm's weight; and the sum of x^2.
+
+    w: the first tile of weights, which the caller has read before it waited for x. norm_ptr: `[K]`, or None.
+    """
+    columns = tl.arange(0, BLOCK_K)
+    x = row_tile(x_ptr, k_begin + columns, k_end, EVEN_K).to(tl.float32)
+    squares = x * x
+    if norm_ptr is not None:
+        x *= row_tile(norm_ptr, k_begin + columns, k_end, EVEN_K).to(tl.float32)
+    sums = w.to(tl.float32) * x[None, :]
+    for k in tl.range(k_begin + BLOCK_K, k_end, BLOCK_K, loop_unroll_factor=UNROLL):
+        w = weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K)
+        x = row_tile(x_ptr, k + columns, k_end, EVEN_K).to(tl.float32)
+        squares += x * x
+        if norm_ptr is not None:
+            x *= row_tile(norm_ptr, k + columns, k_end, EVEN_K).to(tl.float32)
+        sums += w.to(tl.float32) * x[None, :]
+    return tl.sum(sums, 1), tl.sum(squares, 0)
+
+
+@triton.jit
+def many_row_product(
+    x_ptr,
+    w_ptr,
+    weight_rows,
+    row_ok,
+    k_begin,
+    k_end,
+    K,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """fp32 `[BLOCK, ROWS]`: weights `[BLOCK of ., k_begin:k_end]` times x `[ROWS, k_begin:k_end]` transposed.
+
+    x and weights have rows of K elements. EVEN_K: the range is a multiple of BLOCK_K.
+    """
+    columns = tl.arange(0, BLOCK_K)
+    precision: tl.constexpr = "ieee" if w_ptr.dtype.element_ty == tl.float32 else "tf32"
+    x_rows = x_ptr + tl.arange(0, ROWS)[:, None] * K
+    acc = tl.zeros((BLOCK, ROWS), tl.float32)
+    for k in tl.range(k_begin, k_end, BLOCK_K, num_stages=STAGES):
+        w = weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K)
+        x = row_tile(x_rows, (k + columns)[None, :], k_end, EVEN_K)
+        acc = tl.dot(w, tl.trans(x), acc, input_precision=precision)
+    return acc
+
+
+@triton.jit
+def square_parts(squares_ptr, ROWS: tl.constexpr, NUM_SQUARES: tl.constexpr, BLOCK_SQUARES: tl.constexpr):
+    """fp32 `[BLOCK_SQUARES, ROWS]`: the partial sums of squares that the kernel before left."""
+    part, rows = tl.arange(0, BLOCK_SQUARES), tl.arange(0, ROWS)
+    return tl.load(squares_ptr + part[:, None] * ROWS + rows[None, :], mask=(part < NUM_SQUARES)[:, None], other=0.0)
+
+
+@triton.jit
+def inverse_rms(squares, K, eps):
+    """fp32: 1 / sqrt(mean(x^2) + eps) from sums of squares."""
+    return tl.rsqrt(squares / K + eps)
+
+
+@triton.jit
+def add_parts(part_ptr, ticket_ptr, acc, columns, ok, M, ROWS: tl.constexpr, SPLIT_K: tl.constexpr):
+    """Store this program's part of the sum; returns whether it was the last of its tile, and then the whole sum."""
+    rows = tl.arange(0, ROWS)
+    offsets = columns[:, None] * ROWS + rows[None, :]
+    tl.store(part_ptr + tl.program_id(1) * M * ROWS + offsets, acc, mask=ok[:, None])
+    tl.debug_barrier()  # all threads' stores come before the one thread's release
+    ticket = tl.atomic_add(ticket_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
+    last = ticket == SPLIT_K - 1
+    if last:
+        tl.store(ticket_ptr + tl.program_id(0), 0)  # for the next launch
+        # from L2: the parts of an earlier launch may still lie in this core's L1
+        acc = tl.load(part_ptr + offsets, mask=ok[:, None], cache_modifier=".cg")
+        for split in tl.static_range(1, SPLIT_K):
+            acc += tl.load(part_ptr + split * M * ROWS + offsets, mask=ok[:, None], cache_modifier=".cg")
+    return last, acc

@@ -1,0 +1,97 @@
+"""Launch parameters: measured ones from `configs/<card>.json` (written by bench/tune.py), else a rule that is always valid.
+
+Nothing is tuned while a request runs: a table look-up when a graph is captured, and no more.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """block: output columns of a program. block_k: elements of the reduction a step. split_k: programs that share one
+    reduction. stages: depth of the software pipeline; at one row, of the unrolling. warps: of a program. per_core:
+    programs that the persistent LM head starts on each multiprocessor. prefetch: columns of the weights that a program
+    asks for before it waits for its input."""
+
+    block: int
+    block_k: int
+    split_k: int = 1
+    stages: int = 3
+    warps: int = 4
+    per_core: int = 1
+    prefetch: int = 0
+
+    def arguments(self, k: int) -> dict[str, int | bool]:
+        """The arguments of a launch over k columns."""
+        return {
+            "BLOCK": self.block,
+            "BLOCK_K": self.block_k,
+            "EVEN_K": k % (self.block_k * self.split_k) == 0,
+            "SPLIT_K": self.split_k,
+            "STAGES": self.stages,
+            "PREFETCH": self.prefetch,
+            "THREADS": 32 * self.warps,
+            "num_warps": self.warps,
+        }
+
+
+def card_name(device: torch.device) -> str:
+    """The card's name as a file name: `nvidia-h100-80gb-hbm3`; `cpu` where there is none."""
+    if device.type != "cuda":
+        return device.type
+    return torch.cuda.get_device_name(device).lower().replace(" ", "-").replace("/", "-")
+
+
+@cache
+def table(card: str) -> dict[str, dict[str, int]]:
+    """The measured parameters of a card, by `op/rows/MxK`; empty for a card that nobody has measured."""
+    path = CONFIGS / f"{card}.json"
+    tuned: dict[str, dict[str, int]] = json.loads(path.read_text())["tiles"] if path.is_file() else {}
+    return tuned
+
+
+def key(op: str, rows: int, m: int, k: int) -> str:
+    """The name of a launch in a table."""
+    return f"{op}/{rows}/{m}x{k}"
+
+
+def tile_config(op: str, rows: int, m: int, k: int, device: torch.device) -> TileConfig:
+    """Parameters of a product of `rows` rows with weights `[m, k]`. op: qkv, out, gate_up, down or lm_head. On a CPU the
+    kernels are interpreted, which costs by the program."""
+    if device.type == "cpu":
+        return TileConfig(block=64, block_k=64, split_k=2 if rows > 1 and op in ("qkv", "out", "down") else 1)
+    tuned = table(card_name(device)).get(key(op, rows, m, k))
+    return TileConfig(**tuned) if tuned else default_config(op, rows, m, k)
+
+
+def default_config(op: str, rows: int, m: int, k: int) -> TileConfig:
+    """Right for every shape, and near the best for those that were tried. At one row a program takes few columns and
+    wide steps; at more, tiles that the tensor core takes, and the reduction is split where columns are few."""
+    if rows == 1:
+        width = next_power(min(k, 1024))
+        if op == "lm_head":
+            return TileConfig(block=8, block_k=width, warps=4, per_core=8)
+        return TileConfig(block=2 if op == "gate_up" else 4, block_k=width, warps=4)
+    block_k = 64 if k % 128 else 128
+    if op == "lm_head":
+        return TileConfig(block=64, block_k=block_k, stages=3, warps=4, per_core=2)
+    if op == "gate_up":
+        return TileConfig(block=32, block_k=block_k, stages=3, warps=4)
+    block = 64 if m >= 4096 else 32 if m >= 2048 else 16
+    split_k = 1
+    if op in ("qkv", "out", "down"):
+        while m // block * split_k < 128 and k // (2 * split_k) >= 4 * block_k:
+            split_k *= 2
+    return TileConfig(block=block, block_k=block_k, split_k=split_k, stages=3, warps=4)
+
+
+def next_power(n: int) -> int:
+    """The smallest power of two that is at least n, and at least 16, the least that a tensor core takes."""
+    return max(16, 1 << (n - 1).bit_length())

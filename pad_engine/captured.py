@@ -1,0 +1,111 @@
+"""A request's rounds on the device: queued ahead where the drafter runs there too, else one at a time.
+
+Next to read: graphs.py for what is queued, engine.py for what becomes of the commits.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pad_engine.controller import Controller
+from pad_engine.device_round import MAX_END_IDS, NOT_FINITE
+from pad_engine.drafters.drafter import Drafter
+from pad_engine.errors import NonFiniteError
+from pad_engine.graphs import PLAIN, DeviceDraft, Rounds
+from pad_engine.kv_cache import KVCache
+from pad_engine.output import Stopwatch
+from pad_engine.rules.greedy import judge_pick
+from pad_engine.rules.rule import AcceptanceRule
+from pad_engine.state import Commit, State
+from pad_engine.transforms import changes_logits
+from pad_engine.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Played:
+    """One round: what it committed, the raw logits fp32 `[N, V]` of its tree where they were kept, and what it cost."""
+
+    commit: Commit
+    logits: Tensor | None
+    draft_ms: float
+    verify_ms: float
+
+
+def serves(state: State, rule: AcceptanceRule, drafter: Drafter) -> bool:
+    """Whether the accept kernel can decide all of this request: its logits are needed by nobody else."""
+    params = state.params
+    return (
+        rule.judge is judge_pick
+        and rule.walk_path is None
+        and params.logprobs is None
+        and not drafter.taps
+        and len(state.end_ids) <= MAX_END_IDS
+        and not changes_logits(params)
+    )
+
+
+def play(
+    rounds: Rounds,
+    cache: KVCache,
+    state: State,
+    drafter: Drafter,
+    controller: Controller,
+    pinned: bool,
+    cancelled: Callable[[], bool],
+) -> Iterator[Played]:
+    """The rounds of a request that `serves` said yes to, until it is finished or cancelled."""
+    temperature = 0.0 if state.params.greedy else state.params.temperature
+    limit = len(state.ids) + state.remaining
+    rounds.begin(state.seq, state.ids, limit, sorted(state.end_ids), state.seed, temperature)
+    if drafter.captured:
+        yield from run_ahead(rounds, cache, state, drafter, cancelled)
+        return
+    while state.finish_reason is None and not cancelled():
+        clock = Stopwatch()
+        state.plan = controller.decide(drafter.evidence(state), state.remaining, pinned)
+        tree = drafter.propose(state)
+        draft_ms = clock.lap()
+        index = rounds.queue(PLAIN) if len(tree) == 1 else rounds.queue_tree([tree])
+        rounds.wait(index)
+        commit = read_commit(rounds, cache, state, index, tree)
+        yield Played(commit, None, draft_ms, clock.lap())
+
+
+def run_ahead(
+    rounds: Rounds, cache: KVCache, state: State, drafter: Drafter, cancelled: Callable[[], bool]
+) -> Iterator[Played]:
+    """Rounds of which nothing is decided on the host: each is queued before the one before it is read."""
+    kind = drafter if isinstance(drafter, DeviceDraft) else PLAIN
+    nodes = drafter.nodes if isinstance(drafter, DeviceDraft) else 1
+    clock = Stopwatch()
+    index = rounds.queue(kind, nodes)
+    while state.finish_reason is None and not cancelled():
+        # a round emits one token at least; the last one needs none behind it
+        following = rounds.queue(kind, nodes) if state.remaining > 1 else index
+        rounds.wait(index)
+        commit = read_commit(rounds, cache, state, index, None)
+        index = following
+        yield Played(commit, None, 0.0, clock.lap())
+
+
+def read_commit(rounds: Rounds, cache: KVCache, state: State, index: int, tree: DraftTree | None) -> Commit:
+    """What a round that has reported committed, entered into the host's state. tree: None for one that the device made,
+    of which only the rows that were kept are known."""
+    tokens, accepted, status, rows = rounds.reports.read(index, state.seq)
+    if status == NOT_FINITE:
+        raise NonFiniteError(f"the target's logits after position {len(state.ids) - 1} are not finite")
+    if tree is None:
+        tree = DraftTree.chain([state.root, *tokens[:accepted], *[state.root] * (rows - 1 - accepted)])
+    cache.advance(state.seq, [state.root, *tokens[:-1]])
+    commit = state.commit(tree, path_of(tree, tokens[:accepted]), tokens[-1])
+    assert commit.tokens == tokens and (status != 0) == (state.finish_reason is not None), "host and device disagree"
+    return commit
+
+
+def path_of(tree: DraftTree, tokens: list[int]) -> list[int]:
+    """The nodes from the root along these tokens; of twins the first, as the rules have it."""
+    path, children = [0], tree.children
+    for token in tokens:
+        path.append(next(child for child in children[path[-1]] if tree.tokens[child] == token))
+    return path

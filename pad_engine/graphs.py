@@ -1,0 +1,178 @@
+"""Rounds as CUDA graphs: captured once, then queued with one call each and followed by a counter that the host polls.
+
+Nothing else in the project captures a graph. A round is a pass over a forest (models/fused.py), the accept kernel, and
+the commit of the path's keys and values. What differs between rounds lies in device memory (device_round.py), so the
+host can queue a round before it has read the one before; a sequence that is done turns further rounds into no-ops.
+Where a graph cannot be captured its kernels are launched one by one: slower, and the same.
+Next to read: captured.py, which plays a request's rounds.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from pad_engine.device_round import FULL, MAX_ROWS, DeviceForest, DeviceRequests, Reports
+from pad_engine.errors import ModelError
+from pad_engine.kernels.accept import accept_forest
+from pad_engine.kernels.kv_commit import kv_commit
+from pad_engine.kv_cache import KVCache
+from pad_engine.models.decoder import Decoder
+from pad_engine.models.fused import FusedPass, row_pad
+from pad_engine.tree import DraftTree
+
+POLLS_A_CHECK = 100_000  # polls of the counter between two looks at whether the device has failed
+PLAIN, TREE, LOGITS = "plain", "tree", "logits"
+
+
+@runtime_checkable
+class DeviceDraft(Protocol):
+    """A drafter whose proposal is made by kernels that are part of the captured round. nodes: rows of its trees."""
+
+    nodes: int
+
+    def queue_draft(self, requests: DeviceRequests, forest: DeviceForest, rows: int, pdl: bool) -> None:
+        """Queue the kernels that write a forest of at most `rows` rows."""
+
+
+class Rounds:
+    """The graphs of one decoder and one cache, by kind and padded rows, and the buffers that they share.
+
+    kinds: "plain" is a root alone, taken from where the last round left it; "tree" a forest that the host uploads;
+    "logits" the pass over such a forest alone, with its logits; a DeviceDraft makes its own forest. strict: see
+    FusedPass; all rounds then have the rows of max_budget.
+    """
+
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, *, num_tokens: int, max_budget: int, strict: bool = False
+    ) -> None:
+        device, num_seqs = decoder.device, len(cache.lengths)
+        self.device, self.cache, self.strict = device, cache, strict
+        self.max_rows = row_pad(max_budget)
+        self.fused = FusedPass(decoder, cache, num_tokens=num_tokens, strict=strict)
+        self.requests = DeviceRequests(num_seqs, cache.capacity, device)
+        self.root, self.forest = DeviceForest(num_seqs, device), DeviceForest(num_seqs, device)
+        self.reports = Reports(num_seqs, device)
+        self.pick = torch.zeros(MAX_ROWS, dtype=torch.int32, device=device)
+        self.paths = torch.zeros(num_seqs, MAX_ROWS, dtype=torch.int32, device=device)
+        self.old_len, self.n_commit, self.ticket = torch.zeros(3, num_seqs, dtype=torch.int32, device=device)
+        self.logits: Tensor | None = None
+        self.replays: dict[tuple[str | DeviceDraft, int], Callable[[], None]] = {}
+        self.queued = 0  # rounds that will report
+
+    def rows_for(self, nodes: int) -> int:
+        """The padded rows of a round over so many nodes. A root alone has a graph of its own, except in strict mode."""
+        if self.strict or nodes > 1:
+            return max(row_pad(nodes), self.max_rows if self.strict else 16)
+        return 1
+
+    def begin(
+        self, seq: int, ids: Sequence[int], limit: int, end_ids: Sequence[int], seed: int, temperature: float
+    ) -> None:
+        """Tell the device of a request. All but the last of its ids are in the cache."""
+        self.requests.fill(seq, ids, limit, end_ids, seed, temperature)
+        self.requests.upload()
+
+    def queue(self, kind: str | DeviceDraft, nodes: int = 1) -> int:
+        """Queue a round; returns the index to wait for."""
+        self.replay(kind, self.rows_for(nodes))
+        self.queued += 1
+        return self.queued - 1
+
+    def queue_tree(self, trees: Sequence[DraftTree]) -> int:
+        """Queue a round over the trees of all sequences."""
+        self.forest.fill(trees)
+        self.forest.upload()
+        return self.queue(TREE, sum(len(tree) for tree in trees))
+
+    def logits_of(self, trees: Sequence[DraftTree]) -> Tensor:
+        """fp32 `[N, num_tokens]` of a forest whose rows go to the scratch, to be committed by the cache."""
+        nodes = sum(len(tree) for tree in trees)
+        rows = self.rows_for(nodes)
+        self.requests.host["cache_len"][:] = self.cache.lengths
+        self.requests.upload()
+        self.forest.fill(trees)
+        self.forest.upload()
+        if self.logits is None:
+            self.logits = torch.empty(MAX_ROWS, self.fused.num_tokens, device=self.device)
+        self.replay(LOGITS, rows)
+        return self.logits[:nodes]
+
+    def wait(self, index: int) -> None:
+        """Until the round has reported; raises what the device has failed with."""
+        counter, polls = self.reports.counter_view, 0
+        while counter[0] <= index:
+            polls += 1
+            if polls % POLLS_A_CHECK == 0 and self.device.type == "cuda":
+                finished = torch.cuda.current_stream(self.device).query()
+                if finished and counter[0] <= index:
+                    raise RuntimeError(f"round {index} was queued and never reported")
+                time.sleep(0)
+
+    def replay(self, kind: str | DeviceDraft, rows: int) -> None:
+        """Queue a graph, made at its first use."""
+        if (kind, rows) not in self.replays:
+            self.replays[kind, rows] = self.make(kind, rows)
+        self.replays[kind, rows]()
+
+    def make(self, kind: str | DeviceDraft, rows: int) -> Callable[[], None]:
+        """Compile a round's kernels by a run that changes nothing, and capture it."""
+
+        def launch() -> None:
+            self.launch(kind, rows)
+
+        if self.device.type != "cuda":
+            return launch
+        done = self.requests.done.clone()
+        self.requests.done.fill_(FULL)
+        try:
+            launch()
+            self.queued += kind != LOGITS
+        except torch.OutOfMemoryError as error:
+            raise ModelError("no memory on the GPU for a round's buffers", "choose a smaller max_length") from error
+        finally:
+            self.requests.done.copy_(done)
+        try:
+            return capture(launch).replay
+        except RuntimeError as error:
+            warnings.warn(f"a round of {rows} rows runs without a CUDA graph, slower: {error}", stacklevel=2)
+            return launch
+
+    def launch(self, kind: str | DeviceDraft, rows: int) -> None:
+        """Queue the kernels of one round, one by one."""
+        requests, pdl = self.requests, self.fused.pdl
+        forest, token = (self.root, requests.root) if kind == PLAIN else (self.forest, self.forest.token)
+        if not isinstance(kind, str):
+            kind.queue_draft(requests, forest, rows, pdl)
+        if kind == LOGITS:
+            assert self.logits is not None
+            self.fused.launch(rows, token, forest, requests, self.logits[:rows], keep=False)
+            return
+        self.fused.launch(rows, token, forest, requests)
+        scores, ids = self.fused.partials(rows)
+        path = self.paths.view(-1)[: rows * len(self.cache.lengths)].view(-1, rows)
+        accept_forest(
+            scores, ids, token, forest.parent[:rows], forest.depth[:rows], forest.mask_bits[:rows], forest.start,
+            requests.limit, requests.end_ids, requests.ids, requests.cache_len, requests.done, requests.root, self.pick,
+            path, self.old_len, self.n_commit, self.reports.ring, self.reports.round, self.reports.counter, self.ticket,
+            pdl=pdl,
+        )  # fmt: skip
+        if not self.fused.to_prefix(rows):
+            for buffer in self.cache.buffers.values():
+                kv_commit(buffer, path, forest.start, self.old_len, self.n_commit, self.cache.scratch, pdl=pdl)
+
+    @property
+    def num_graphs(self) -> int:
+        """How many rounds were captured, or are launched one by one."""
+        return len(self.replays)
+
+
+def capture(queue: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of what `queue` launches. Its kernels must have been compiled, and every buffer must outlive it."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        queue()
+    return graph

@@ -1,0 +1,223 @@
+"""A decoder's pass of 1 to 64 rows as a chain of fused kernels at fixed addresses, ready to be captured.
+
+Five kernels a layer: norm + qkv; attention with rotation and append; output product + residual; norm + gate, up and
+activation; down product + residual. Gemma has two more, for the norms behind its blocks. The arithmetic is that of
+models/decoder.py but for roundings: fp32 inside a kernel, the model's type between two.
+Next to read: kernels/row_tiles.py, then graphs.py.
+"""
+
+import torch
+from torch import Tensor
+
+from pad_engine.device_round import MAX_ROWS, DeviceForest, DeviceRequests
+from pad_engine.kernels.embed_rows import embed_rows
+from pad_engine.kernels.linear_residual import linear_residual
+from pad_engine.kernels.lm_head import lm_head, lm_head_programs
+from pad_engine.kernels.linear import Linear
+from pad_engine.kernels.norm_gated import norm_gated
+from pad_engine.kernels.norm_linear import norm_linear
+from pad_engine.kernels.post_norm import post_norm
+from pad_engine.kernels.tree_attention import AttentionConfig, AttentionWorkspace, tree_attention
+from pad_engine.kernels.tuning import TileConfig, next_power, tile_config
+from pad_engine.kv_cache import KVCache
+from pad_engine.models.decoder import Decoder, Layer
+
+ROW_PADS = (1, 16, 32, 64)  # rows that a kernel is compiled for
+SPLIT_OPS = ("qkv", "out", "down")  # products whose reduction may be split
+
+
+def row_pad(rows: int) -> int:
+    """The rows that a pass of so many is padded to."""
+    return next(pad for pad in ROW_PADS if rows <= pad)
+
+
+class FusedPass:
+    """The kernels of one decoder on one cache, for every padded number of rows.
+
+    strict: a row's bits do not depend on the number of rows in its pass (docs/performance.md): all passes are padded to
+    the same rows, and keys stand at absolute places. pdl: programmatic dependent launch, on cards that have it.
+    """
+
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, *, num_tokens: int, strict: bool = False, pdl: bool | None = None
+    ) -> None:
+        self.decoder, self.cache, self.num_tokens, self.strict = decoder, cache, num_tokens, strict
+        config, device = decoder.config, decoder.device
+        self.cuda = device.type == "cuda"
+        self.pdl = (self.cuda and torch.cuda.get_device_capability(device) >= (9, 0)) if pdl is None else pdl
+        self.cores = torch.cuda.get_device_properties(device).multi_processor_count if self.cuda else 1
+        self.num_seqs = len(cache.lengths)
+        width = config.hidden_size
+        self.qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        self.shapes = {
+            "qkv": (self.qkv_width, width),
+            "out": (width, config.num_heads * config.head_dim),
+            "gate_up": (2 * config.intermediate_size, width),
+            "down": (width, config.intermediate_size),
+            "lm_head": (num_tokens, width),
+        }
+        self.tiles = {(op, rows): self.tile(op, rows) for op in self.shapes for rows in ROW_PADS}
+        self.attention = self.attention_config()
+        self._allocate()
+
+    def tile(self, op: str, rows: int) -> TileConfig:
+        """Launch parameters of one product."""
+        return tile_config(op, rows, *self.shapes[op], self.decoder.device)
+
+    def attention_config(self) -> AttentionConfig:
+        """Two programs a multiprocessor at long contexts; how many have work at a short one follows from its length."""
+        splits = next_power(2 * self.cores // self.decoder.config.num_kv_heads) if self.cuda else 4
+        return AttentionConfig(splits=min(64, splits), block_s=32 if self.decoder.config.head_dim > 128 else 64)
+
+    def _allocate(self) -> None:
+        config, device, dtype = self.decoder.config, self.decoder.device, self.decoder.dtype
+        width, inner = config.hidden_size, config.intermediate_size
+        attended = config.num_heads * config.head_dim
+
+        def rows_of(columns: int) -> Tensor:
+            return torch.zeros(MAX_ROWS, columns, dtype=dtype, device=device)
+
+        self.hidden, self.normed, self.block_out = rows_of(width), rows_of(width), rows_of(width)
+        self.qkv, self.attended, self.gated = rows_of(self.qkv_width), rows_of(attended), rows_of(inner)
+        # sums of squares of a hidden state, for the producer with the most tiles
+        sums = MAX_ROWS * max(-(-width // self.tiles[op, rows].block) for op in ("out", "down") for rows in ROW_PADS)
+        self.squares, self.block_squares = torch.zeros(sums, device=device), torch.zeros(sums, device=device)
+        split = [(rows, self.shapes[op][0], self.tiles[op, rows]) for op in SPLIT_OPS for rows in ROW_PADS]
+        self.parts = torch.empty(max(rows * m * tile.split_k for rows, m, tile in split), device=device)
+        tickets = max(-(-m // tile.block) for _, m, tile in split)
+        self.tickets = torch.zeros(tickets, dtype=torch.int32, device=device)
+        self.workspace = AttentionWorkspace(
+            MAX_ROWS, config.num_heads, config.num_kv_heads, config.head_dim, self.num_seqs, self.attention.splits, device
+        )
+        self.programs = {
+            rows: lm_head_programs(self.num_tokens, self.tiles["lm_head", rows], self.cores) for rows in ROW_PADS
+        }
+        scores = max(rows * programs for rows, programs in self.programs.items())
+        self.scores = torch.empty(scores, device=device)
+        self.ids = torch.empty(scores, dtype=torch.int32, device=device)
+
+    def partials(self, rows: int) -> tuple[Tensor, Tensor]:
+        """What the LM head leaves: best scores fp32 `[P, rows]` and their ids."""
+        count = self.programs[rows]
+        return self.scores[: count * rows].view(count, rows), self.ids[: count * rows].view(count, rows)
+
+    def square_sums(self, buffer: Tensor, rows: int, block: int) -> Tensor:
+        """`[tiles, rows]` of a buffer of partial sums of squares."""
+        tiles = -(-self.decoder.config.hidden_size // block)
+        return buffer[: tiles * rows].view(tiles, rows)
+
+    def to_prefix(self, rows: int, keep: bool = True) -> bool:
+        """Whether a pass puts its rows behind the prefix, by position, and not into the scratch: a root alone that will
+        surely be kept, and every chain of strict mode, whose rejected rows are overwritten later."""
+        return self.strict or (rows == 1 and keep)
+
+    def launch(
+        self,
+        rows: int,
+        token: Tensor,
+        forest: DeviceForest,
+        requests: DeviceRequests,
+        logits: Tensor | None = None,
+        keep: bool = True,
+    ) -> None:
+        """Queue one pass of `rows` (one of ROW_PADS) padded rows: all layers, and the LM head.
+
+        token: int32, the rows' ids. logits: `[rows, num_tokens]` to be written, or None. keep: a root alone will surely
+        be kept, and goes to the prefix at once.
+        """
+        decoder, eps = self.decoder, self.decoder.config.rms_norm_eps
+        down_block = self.tiles["down", rows].block
+        squares = self.square_sums(self.squares, rows, down_block)
+        hidden, normed = self.hidden[:rows], self.normed[:rows]
+        # the first kernel waits for whatever queued the forest by an ordinary dependency: later ones may then read the
+        # forest and the lengths ahead of their own wait
+        embed_rows(
+            token[:rows], decoder.embedding, decoder.embed_scale, hidden, decoder.layers[0].attention_norm, normed,
+            squares, down_block, False,
+        )  # fmt: skip
+        for position, layer in enumerate(decoder.layers):
+            self._attention(rows, position, layer, forest, requests, keep)
+            following = decoder.layers[position + 1].attention_norm if position + 1 < len(decoder.layers) else None
+            self._mlp(rows, layer, decoder.final_norm if following is None else following)
+        scores, ids = self.partials(rows)
+        lm_head(
+            hidden, decoder.final_norm, normed, squares, decoder.lm_head.weight, None, forest.depth, forest.seq, requests.cache_len, requests.seed,
+            requests.temperature, scores, ids, logits, num_tokens=self.num_tokens, eps=eps,
+            softcap=decoder.config.logit_softcap, config=self.tiles["lm_head", rows], pdl=self.pdl,
+        )  # fmt: skip
+
+    def _attention(
+        self, rows: int, position: int, layer: Layer, forest: DeviceForest, requests: DeviceRequests, keep: bool
+    ) -> None:
+        config, cache, pdl = self.decoder.config, self.cache, self.pdl
+        squares = self.square_sums(self.squares, rows, self.tiles["down", rows].block)
+        norm_linear(
+            self.hidden[:rows], layer.attention_norm, self.normed[:rows], squares, layer.qkv.weight, layer.qkv.bias, None, self.qkv[:rows], self.parts,
+            self.tickets, config.rms_norm_eps, self.tiles["qkv", rows], pdl,
+        )  # fmt: skip
+        window, index = cache.layers[position]
+        table = self.decoder.ropes[config.ropes[layer.index]].table
+        assert table is not None, "a rotary table that does not depend on the length"
+        tree_attention(
+            self.qkv[:rows], cache.buffers[window][index], self.attended[:rows], self.workspace, forest.depth,
+            forest.mask_bits, forest.start, requests.cache_len, table[0], table[1], layer.q_norm, layer.k_norm,
+            eps=config.rms_norm_eps, scale=config.attention_scale, softcap=config.attention_softcap,
+            scratch=cache.scratch, capacity=cache.capacity, window=window, heads=config.num_heads,
+            config=self.attention, to_prefix=self.to_prefix(rows, keep), strict=self.strict, pdl=pdl,
+        )  # fmt: skip
+        self._residual("out", rows, self.attended, layer.out, layer.attention_post_norm, layer.mlp_norm)
+
+    def _mlp(self, rows: int, layer: Layer, next_norm: Tensor) -> None:
+        config = self.decoder.config
+        squares = self.square_sums(self.squares, rows, self.tiles["out", rows].block)
+        norm_gated(
+            self.hidden[:rows], layer.mlp_norm, self.normed[:rows], squares, layer.gate_up.weight, layer.gate_up.bias, None, self.gated[:rows],
+            config.rms_norm_eps, config.hidden_act, self.tiles["gate_up", rows], self.pdl,
+        )  # fmt: skip
+        self._residual("down", rows, self.gated, layer.down, layer.mlp_post_norm, next_norm)
+
+    def _residual(
+        self, op: str, rows: int, x: Tensor, linear: Linear, post_weight: Tensor | None, next_norm: Tensor
+    ) -> None:
+        """The product at the end of a block, the norm behind it if there is one, and the residual."""
+        tile, pdl = self.tiles[op, rows], self.pdl
+        squares = self.square_sums(self.squares, rows, tile.block)
+        hidden, normed, y = self.hidden[:rows], self.normed[:rows], self.block_out[:rows]
+        if post_weight is None:
+            linear_residual(
+                x[:rows], linear.weight, linear.bias, None, hidden, next_norm, normed, squares, self.parts,
+                self.tickets, tile, pdl,
+            )  # fmt: skip
+            return
+        own = self.square_sums(self.block_squares, rows, tile.block)
+        linear_residual(
+            x[:rows], linear.weight, linear.bias, None, y, None, normed, own, self.parts, self.tickets, tile, pdl,
+            add=False,
+        )  # fmt: skip
+        eps = self.decoder.config.rms_norm_eps
+        post_norm(y, own, post_weight, hidden, next_norm, normed, squares, eps, tile.block, pdl)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        buffers = [self.hidden, self.normed, self.block_out, self.qkv, self.attended, self.gated, self.squares]
+        buffers += [self.block_squares, self.parts, self.scores, self.ids, self.workspace.parts, self.workspace.sums]
+        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+
+
+def unsupported(decoder: Decoder) -> str | None:
+    """Why this decoder cannot run fused, or None."""
+    if decoder.dynamic:
+        return "its rotary frequencies depend on the length of the sequence"
+    if decoder.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"its type is {decoder.dtype}"
+    return None
+
+
+def unsupported_strict(cache: KVCache, branching: bool) -> str | None:
+    """Why rows cannot be made independent of their pass, or None."""
+    if branching:
+        return "trees with branches have no absolute places; choose trees=chain"
+    if any(window is not None and window < cache.capacity for window in cache.buffers):
+        return "a ring of keys has no room for rows that may yet be rejected; choose max_length within the window"
+    return None
