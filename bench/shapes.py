@@ -56,6 +56,8 @@ def streamed_bytes(decoder: Decoder, num_tokens: int) -> int:
     """Bytes of weights that one pass must read: all layers' matrices and the LM head."""
     config = decoder.config
     matrices = sum(
-        linear.weight.numel() for layer in decoder.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        linear.weight.numel()
+        for layer in decoder.layers
+        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
     )
     return (matrices + num_tokens * config.hidden_size) * decoder.dtype.itemsize

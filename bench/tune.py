@@ -17,16 +17,19 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from harness import graph_ms, git_commit
+from harness import git_commit, graph_ms
 from shapes import shape_config
 from torch import Tensor
+from tune_attention import AttentionCase, Heads, attentions, time_attention
+from tune_attention import candidates as attention_candidates
+from tune_pass import best_passes, compile_variant, variants
 
 from pad_engine.kernels import tuning
 from pad_engine.kernels.linear_residual import linear_residual
 from pad_engine.kernels.lm_head import lm_head, lm_head_programs
 from pad_engine.kernels.norm_gated import norm_gated
 from pad_engine.kernels.norm_linear import norm_linear
-from pad_engine.kernels.tuning import TileConfig
+from pad_engine.kernels.tuning import AttentionConfig, TileConfig
 
 OPS = ("qkv", "out", "gate_up", "down", "lm_head")
 L2_BYTES = 100_000_000  # copies of the weights beyond this are never in the cache
@@ -71,9 +74,10 @@ def one_row(product: Product) -> Iterator[TileConfig]:
     ):
         per_thread = halves * block * block_k // (32 * warps)
         steps = -(-product.k // block_k)
-        if 32 * (product.op == "lm_head") + 16 <= per_thread + 16 <= 80 and per_thread * unroll <= 128 and (unroll == 1 or steps > unroll // 2) and (
-            per_core * warps <= 48
-        ) and block_k < 2 * tuning.next_power(product.k):
+        # in registers: the LM head has running bests besides
+        fits = (32 if product.op == "lm_head" else 16) <= per_thread <= 64 and per_thread * unroll <= 128
+        useful = block_k < 2 * tuning.next_power(product.k) and (unroll == 1 or steps > unroll // 2)
+        if fits and useful and per_core * warps <= 48:
             yield TileConfig(block, block_k, stages=unroll, warps=warps, per_core=per_core)
 
 
@@ -107,7 +111,7 @@ class Case:
     """The buffers of one product, and its launch."""
 
     def __init__(self, product: Product, copies: int, pdl: bool) -> None:
-        op, rows, m, k = product.op, product.rows, product.m, product.k
+        rows, m, k = product.rows, product.m, product.k
         cuda = torch.device("cuda")
         bf16 = partial(torch.randn, dtype=torch.bfloat16, device=cuda)
         self.product, self.pdl = product, pdl
@@ -117,7 +121,10 @@ class Case:
         self.norm, self.scale, self.half = bf16(m), bf16(k), bf16(rows, m // 2)
         self.squares = torch.rand(256 if rows == 1 else 64, rows, device=cuda)
         self.sums = torch.empty(m * rows, device=cuda)
-        self.parts, self.tickets = torch.empty(8 * m * rows, device=cuda), torch.zeros(m, dtype=torch.int32, device=cuda)
+        self.parts, self.tickets = (
+            torch.empty(8 * m * rows, device=cuda),
+            torch.zeros(m, dtype=torch.int32, device=cuda),
+        )
         self.ints = torch.zeros(64, dtype=torch.int32, device=cuda)
         self.seed, self.temperature = torch.zeros(1, dtype=torch.int64, device=cuda), torch.zeros(1, device=cuda)
 
@@ -137,14 +144,15 @@ class Case:
             programs = lm_head_programs(m, config, self.cores)
             scores = self.sums[: programs * rows].view(programs, rows)
             lm_head(
-                self.x, self.scale, self.x, self.squares, weight, None, self.ints, self.ints, self.ints[:1], self.seed, self.temperature,
-                scores, scores.view(torch.int32), None, num_tokens=m, eps=1e-5, softcap=None, config=config, pdl=self.pdl,
+                self.x, self.scale, self.x, self.squares, weight, None, self.ints, self.ints, self.ints[:1], self.seed,
+                self.temperature, scores, scores.view(torch.int32), None, num_tokens=m, eps=1e-5, softcap=None,
+                config=config, pdl=self.pdl,
             )  # fmt: skip
         else:
             tiles = -(-m // config.block)
             linear_residual(
-                self.x, weight, None, None, self.hidden, self.norm, self.out, self.sums[: tiles * rows].view(tiles, rows),
-                self.parts, self.tickets, config, self.pdl,
+                self.x, weight, None, None, self.hidden, self.norm, self.out,
+                self.sums[: tiles * rows].view(tiles, rows), self.parts, self.tickets, config, self.pdl,
             )  # fmt: skip
 
     def chain(self, config: TileConfig) -> None:
@@ -154,6 +162,7 @@ class Case:
 
 
 Job = tuple[Product, list[TileConfig], bool]
+AttentionJob = tuple[Heads, list[AttentionConfig], bool]
 
 
 def compile_some(jobs: list[Job]) -> list[tuple[Product, TileConfig]]:
@@ -174,6 +183,24 @@ def compile_some(jobs: list[Job]) -> list[tuple[Product, TileConfig]]:
     return valid
 
 
+def compile_attention(jobs: list[AttentionJob]) -> list[tuple[Heads, AttentionConfig]]:
+    """The same for attentions."""
+    torch.cuda.init()
+    valid = []
+    for heads, configs, pdl in jobs:
+        case = AttentionCase(heads, 1, pdl)
+        for config in configs:
+            try:
+                case.queue(config)
+                torch.cuda.synchronize()
+            except Exception as error:
+                if "illegal" in str(error):
+                    raise
+                continue
+            valid.append((heads, config))
+    return valid
+
+
 class Tuner:
     """Compiles in a pool of processes, and times in this one."""
 
@@ -183,17 +210,37 @@ class Tuner:
 
     def timed(self, wanted: dict[Product, list[TileConfig]]) -> dict[Product, list[tuple[float, TileConfig]]]:
         """For each product its candidates with the milliseconds of one launch, fastest first."""
-        jobs = [[(p, configs[w :: self.workers], self.pdl) for p, configs in wanted.items()] for w in range(self.workers)]
+        jobs = [
+            [(p, configs[w :: self.workers], self.pdl) for p, configs in wanted.items()] for w in range(self.workers)
+        ]
         valid = [pair for part in self.pool.map(compile_some, jobs, chunksize=1) for pair in part]
         results = {}
         for product in wanted:
             case = Case(product, max(2, -(-L2_BYTES // (product.m * product.k * 2))), self.pdl)
             times = [
-                (graph_ms(partial(case.chain, config)) / len(case.weights), config) for p, config in valid if p == product
+                (graph_ms(partial(case.chain, config)) / len(case.weights), config)
+                for p, config in valid
+                if p == product
             ]
             results[product] = sorted(times, key=lambda pair: pair[0])
             del case
         return results
+
+
+def tune_attention(
+    wanted: list[Heads], tuner: Tuner, report: Callable[[str], None]
+) -> dict[Heads, list[AttentionConfig]]:
+    """The parameters of every attention, best first."""
+    all_configs = {heads: list(attention_candidates(heads)) for heads in wanted}
+    jobs = [[(h, c[w :: tuner.workers], tuner.pdl) for h, c in all_configs.items()] for w in range(tuner.workers)]
+    valid = [pair for part in tuner.pool.map(compile_attention, jobs, chunksize=1) for pair in part]
+    best = {}
+    for heads in wanted:
+        times = time_attention(heads, [config for h, config in valid if h == heads], tuner.pdl)
+        best[heads] = [config for _, _, config in times]
+        for short, long, config in times[:2]:
+            report(f"{heads.key}: {short:.2f} us, {long:.1f} us at a long context, {config}")
+    return best
 
 
 def tune(wanted: list[Product], tuner: Tuner, report: Callable[[str], None]) -> dict[str, dict[str, int]]:
@@ -216,18 +263,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--shapes", nargs="+", default=["135m", "1b", "8b"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 32, 64])
+    parser.add_argument("--only", nargs="+", choices=["products", "attention"], default=["products", "attention"])
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, default=tuning.CONFIGS)
     args = parser.parse_args()
     pdl = torch.cuda.get_device_capability() >= (9, 0)
-    wanted = list(dict.fromkeys(p for shape in args.shapes for rows in args.rows for p in products(shape, rows)))
+    pairs = [(shape, rows) for shape in args.shapes for rows in args.rows]
     path = args.out / f"{tuning.card_name(torch.device('cuda'))}.json"
-    tiles = json.loads(path.read_text())["tiles"] if path.is_file() else {}
-    tiles |= tune(wanted, Tuner(pdl, args.workers), partial(print, flush=True))
-    content = {"torch": torch.__version__, "commit": git_commit(), "tiles": dict(sorted(tiles.items()))}
+    best = json.loads(path.read_text())["parameters"] if path.is_file() else {}
+    tuner, report = Tuner(pdl, args.workers), partial(print, flush=True)
+    if "products" in args.only:
+        best |= tune(list(dict.fromkeys(product for pair in pairs for product in products(*pair))), tuner, report)
+    if "attention" in args.only:
+        ranked = tune_attention(list(dict.fromkeys(attentions(*pair) for pair in pairs)), tuner, report)
+        best |= {heads.key: asdict(configs[0]) for heads, configs in ranked.items()}
+        wanted = [variant for pair in pairs for variant in variants(*pair, ranked[attentions(*pair)][:3])]
+        write(path, best)  # the passes take their products from there
+        tuner.pool.map(compile_variant, wanted, chunksize=1)
+        tuning.table.cache_clear()
+        best |= best_passes(wanted, report)
+    write(path, best)
+    print(path)
+
+
+def write(path: Path, best: dict[str, dict[str, int]]) -> None:
+    """Write a table of parameters."""
+    content = {"torch": torch.__version__, "commit": git_commit(), "parameters": dict(sorted(best.items()))}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(path)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pad_engine.kernels.linear_residual import finish_rows
-from pad_engine.kernels.row_tiles import release_dependents, wait_for_inputs
+from pad_engine.kernels.row_tiles import OFF, release_dependents, wait_for_inputs
 
 
 def embed_rows_ref(token: Tensor, table: Tensor, scale: float | None) -> Tensor:
@@ -50,7 +50,7 @@ def embed_rows(
     normed: Tensor,
     squares: Tensor,
     block: int,
-    pdl: bool,
+    pdl: int,
 ) -> None:
     """Launch: the arguments of embed_rows_ref; writes h `[N, M]`, and normed and squares as linear_residual does, in
     tiles of `block` columns. Rows past a tree's end hold any valid token."""
@@ -68,5 +68,5 @@ def embed_rows(
         BLOCK=block,
         PDL=pdl,
         num_warps=4,
-        launch_pdl=pdl,
+        launch_pdl=pdl != OFF,
     )

@@ -1,8 +1,8 @@
 """A matrix product and what follows it at the end of a block: `h += x W^T + b`, and the start of the next norm.
 
 Beside the new hidden state the kernel leaves what the next norm_linear of several rows needs: the state times that
-norm's weight, and for each tile the sum of its squares. The reduction over K may be split between programs; the last of them to arrive at
-a tile adds the parts in their own order, so runs repeat bit for bit.
+norm's weight, and for each tile the sum of its squares. The reduction over K may be split between programs; the last
+of them to arrive at a tile adds the parts in their own order, so runs repeat bit for bit.
 """
 
 import triton
@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pad_engine.kernels.row_tiles import (
+    OFF,
     add_parts,
     many_row_product,
     one_row_product,
@@ -40,7 +41,18 @@ def linear_residual_ref(
 
 @triton.jit
 def finish_rows(
-    y, columns, ok, h_ptr, norm, normed_ptr, squares_ptr, tile, M, NORM: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr
+    y,
+    columns,
+    ok,
+    h_ptr,
+    norm,
+    normed_ptr,
+    squares_ptr,
+    tile,
+    M,
+    NORM: tl.constexpr,
+    SQUARES: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """y fp32 `[BLOCK, ROWS]`: write it as the hidden state, with what its norm, of weights `[BLOCK]`, needs."""
     rows = tl.arange(0, ROWS)
@@ -110,9 +122,7 @@ def linear_residual_kernel(
         wait_for_inputs(PDL)
         if ADD:
             h = tl.load(h_pointers, mask=ok[:, None], other=0.0).to(tl.float32)
-        acc = many_row_product(
-            x_ptr, w_ptr, columns, ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES
-        )
+        acc = many_row_product(x_ptr, w_ptr, columns, ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES)
     last = True
     if SPLIT_K > 1:
         last, acc = add_parts(part_ptr, ticket_ptr, acc, columns, ok, M, ROWS, SPLIT_K)
@@ -136,7 +146,7 @@ def linear_residual(
     parts: Tensor,
     tickets: Tensor,
     config: TileConfig,
-    pdl: bool,
+    pdl: int,
     add: bool = True,
 ) -> None:
     """Launch: the arguments of linear_residual_ref, N in {1, 16, 32, 64}; h is changed in place.
@@ -164,6 +174,6 @@ def linear_residual(
         SQUARES=n > 1 or norm is None,
         ROWS=n,
         PDL=pdl,
-        launch_pdl=pdl,
+        launch_pdl=pdl != OFF,
         **config.arguments(k),
     )

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from pad_engine.kernels.gumbel import gumbel_noise, gumbel_score
 from pad_engine.kernels.norm_linear import norm_arguments, norm_linear_ref, normed_product
-from pad_engine.kernels.row_tiles import inverse_rms, many_row_product, one_row_product, release_dependents, segments, weight_tile
+from pad_engine.kernels.row_tiles import (
+    OFF,
+    inverse_rms,
+    many_row_product,
+    one_row_product,
+    release_dependents,
+    segments,
+    weight_tile,
+)
 from pad_engine.kernels.tuning import TileConfig
 
 
@@ -161,7 +169,7 @@ def lm_head(
     eps: float,
     softcap: float | None,
     config: TileConfig,
-    pdl: bool,
+    pdl: int,
 ) -> None:
     """Launch: h, norm, weight, scale as in lm_head_ref, N in {1, 16, 32, 64}; normed, squares as in norm_linear.
 
@@ -191,7 +199,7 @@ def lm_head(
         eps=eps,
         SOFTCAP=softcap,
         PDL=pdl,
-        launch_pdl=pdl,
+        launch_pdl=pdl != OFF,
         **norm_arguments(n, squares),
         **config.arguments(k),
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pad_engine.kernels.gated_act import ACTIVATIONS, activation
 from pad_engine.kernels.norm_linear import norm_arguments, norm_linear_ref, normed_product
-from pad_engine.kernels.row_tiles import inverse_rms, release_dependents, segments
+from pad_engine.kernels.row_tiles import OFF, inverse_rms, release_dependents, segments
 from pad_engine.kernels.tuning import TileConfig
 
 
@@ -84,7 +84,7 @@ def norm_gated(
     eps: float,
     act: str,
     config: TileConfig,
-    pdl: bool,
+    pdl: int,
 ) -> None:
     """Launch: the arguments of norm_gated_ref, N in {1, 16, 32, 64}; writes y `[N, I]` in h's type. normed, squares: as
     in norm_linear. A tile holds config.block rows of each half."""
@@ -103,7 +103,7 @@ def norm_gated(
         eps=eps,
         ACT=act,
         PDL=pdl,
-        launch_pdl=pdl,
+        launch_pdl=pdl != OFF,
         **norm_arguments(n, squares),
         **config.arguments(k),
     )

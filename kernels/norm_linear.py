@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pad_engine.kernels.row_tiles import (
+    OFF,
     add_parts,
     inverse_rms,
     many_row_product,
@@ -146,7 +147,7 @@ def norm_linear(
     tickets: Tensor,
     eps: float,
     config: TileConfig,
-    pdl: bool,
+    pdl: int,
 ) -> None:
     """Launch: the arguments of norm_linear_ref, N in {1, 16, 32, 64}; writes y `[N, M]` in h's type.
 
@@ -170,7 +171,7 @@ def norm_linear(
         K=k,
         eps=eps,
         PDL=pdl,
-        launch_pdl=pdl,
+        launch_pdl=pdl != OFF,
         **norm_arguments(n, squares),
         **config.arguments(k),
     )

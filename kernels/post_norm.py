@@ -1,11 +1,11 @@
-"""The norm after a block that Gemma has, and the residual behind it: `h += rms_norm(y) * w`, and the next norm's start."""
+"""The norm behind a block that Gemma has, and the residual: `h += rms_norm(y) * w`, with the next norm's start."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pad_engine.kernels.linear_residual import finish_rows
-from pad_engine.kernels.row_tiles import inverse_rms, release_dependents, square_parts, wait_for_inputs
+from pad_engine.kernels.row_tiles import OFF, inverse_rms, release_dependents, square_parts, wait_for_inputs
 
 
 def post_norm_ref(y: Tensor, squares: Tensor, weight: Tensor, h: Tensor, norm: Tensor, eps: float) -> Tensor:
@@ -48,7 +48,9 @@ def post_norm_kernel(
     y = (y * rms[None, :] * weight[:, None]).to(h_ptr.dtype.element_ty).to(tl.float32)
     h = tl.load(h_ptr + rows[None, :] * M + columns[:, None], mask=ok[:, None], other=0.0)
     norm = tl.load(norm_ptr + columns, mask=ok, other=0.0)
-    finish_rows(h.to(tl.float32) + y, columns, ok, h_ptr, norm, normed_ptr, squares_ptr, tile, M, ROWS > 1, ROWS > 1, ROWS)
+    finish_rows(
+        h.to(tl.float32) + y, columns, ok, h_ptr, norm, normed_ptr, squares_ptr, tile, M, ROWS > 1, ROWS > 1, ROWS
+    )
 
 
 def post_norm(
@@ -61,7 +63,7 @@ def post_norm(
     squares: Tensor,
     eps: float,
     block: int,
-    pdl: bool,
+    pdl: int,
 ) -> None:
     """Launch: the arguments of post_norm_ref; h is changed in place. normed, squares (of `block` columns a tile): as in
     linear_residual."""
@@ -82,5 +84,5 @@ def post_norm(
         BLOCK=block,
         PDL=pdl,
         num_warps=4,
-        launch_pdl=pdl,
+        launch_pdl=pdl != OFF,
     )

@@ -11,11 +11,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Programmatic dependent launch: not at all; early, so that the next kernel may start when this one does, and the one
+# behind it too; or late, when this one has its input, so that one kernel waits at a time.
+OFF, EARLY, LATE = 0, 1, 2
+
 
 @triton.jit
 def release_dependents(PDL: tl.constexpr):
     """Let the next kernel of the stream start, up to its own wait."""
-    if PDL:
+    if PDL == 1:
         gdc_launch_dependents()
 
 
@@ -24,6 +28,8 @@ def wait_for_inputs(PDL: tl.constexpr):
     """Until here nothing may be read that an earlier kernel of the same graph writes, and nothing written."""
     if PDL:
         gdc_wait()
+    if PDL == 2:
+        gdc_launch_dependents()
 
 
 @triton.jit

@@ -8,15 +8,14 @@ cache, and attends. Each key/value head is shared by a fixed number of programs 
 the device's own lengths decide how many have work; the last to arrive puts the parts together.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pad_engine.kernels.row_tiles import release_dependents, wait_for_inputs
+from pad_engine.kernels.row_tiles import OFF, release_dependents, wait_for_inputs
+from pad_engine.kernels.tuning import AttentionConfig
 
 
 def tree_attention_ref(
@@ -43,6 +42,7 @@ def tree_attention_ref(
         out = scores.softmax(-1).to(q.dtype) @ v
     # [H_kv, G * N, D] -> [N, H * D]
     return out.view(num_kv_heads, -1, n, head_dim).permute(2, 0, 1, 3).reshape(n, num_heads * head_dim)
+
 
 @triton.jit
 def angles(position, ok, cos_ptr, sin_ptr, D: tl.constexpr, BLOCK_HALF: tl.constexpr):
@@ -124,9 +124,7 @@ def attend(
 
 
 @triton.jit
-def cached_tile(
-    k_ptr, v_ptr, slots, ok, D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr
-):
+def cached_tile(k_ptr, v_ptr, slots, ok, D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr):
     """Keys as halves and values of some slots of one head: `[BLOCK, D / 2]` twice and `[BLOCK, D]`."""
     half, width = tl.arange(0, BLOCK_HALF), tl.arange(0, BLOCK_D)
     offset = slots.to(tl.int64)[:, None] * D
@@ -137,9 +135,7 @@ def cached_tile(
 
 
 @triton.jit
-def append(
-    k_ptr, v_ptr, slots, ok, ka, kb, v, D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr
-):
+def append(k_ptr, v_ptr, slots, ok, ka, kb, v, D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr):
     """Write a tile's keys and values to slots of the cache."""
     half, width = tl.arange(0, BLOCK_HALF), tl.arange(0, BLOCK_D)
     offset = slots.to(tl.int64)[:, None] * D
@@ -151,26 +147,36 @@ def append(
 
 @triton.jit
 def combine_splits(
-    part_ptr, sums_ptr, index, ok, active, plane, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
+    part_ptr,
+    sums_ptr,
+    index,
+    ok,
+    active,
+    plane,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
-    """`[BLOCK_M, D]`: the softmax over all splits, from each split's maximum, sum and weighted values, in order."""
-    width = tl.arange(0, BLOCK_D)
+    """The softmax over all splits, from each split's maximum, sum and weighted values: total `[BLOCK_M]` and weighted
+    values `[BLOCK_M, D]`, added in the splits' order. Everything is read from L2: an earlier launch's parts may still
+    lie in this core's L1."""
+    width, split = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
     d_ok = ok[:, None] & (width < D)[None, :]
-    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    for split in range(active):
-        # from L2: an earlier launch's parts may still lie in this core's L1
-        own = tl.load(sums_ptr + (split * plane + index) * 2, mask=ok, other=float("-inf"), cache_modifier=".cg")
-        peak = tl.maximum(peak, own)
+    places = (split[:, None] * plane + index[None, :]) * 2
+    there = (split < active)[:, None] & ok[None, :]
+    peaks = tl.load(sums_ptr + places, mask=there, other=float("-inf"), cache_modifier=".cg")
+    totals = tl.load(sums_ptr + places + 1, mask=there, other=0.0, cache_modifier=".cg")
+    peak = tl.max(peaks, 0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.zeros((BLOCK_M,), tl.float32)
+    total = tl.sum(tl.exp2(peaks - base[None, :]) * totals, 0)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for split in range(active):
-        place = split * plane + index
+    # unrolled, so that several parts are on their way at once
+    for number in tl.range(0, active, loop_unroll_factor=8 if BLOCK_M == 16 else 2):
+        place = number * plane + index
         own = tl.load(sums_ptr + place * 2, mask=ok, other=float("-inf"), cache_modifier=".cg")
-        weight = tl.exp2(own - base)
-        total += weight * tl.load(sums_ptr + place * 2 + 1, mask=ok, other=0.0, cache_modifier=".cg")
         part = tl.load(part_ptr + place[:, None] * D + width[None, :], mask=d_ok, other=0.0, cache_modifier=".cg")
-        acc += weight[:, None] * part
+        acc += tl.exp2(own - base)[:, None] * part
     return total, acc
 
 
@@ -281,7 +287,7 @@ def tree_attention_kernel(
         peak = tl.where(own & ok, capped(score * scale, SOFTCAP), peak)
         total = tl.where(own & ok, 1.0, total)
         acc = tl.where((own & ok)[:, None], nv.to(tl.float32), acc)
-    elif not STRICT:
+    elif not STRICT:  # noqa: SIM102 - known to the compiler, unlike the next
         if own:
             # bit j of a row's word says that row j of the forest is the row or an ancestor
             seen = (((bits[:, None] >> (first + t).to(tl.int64)[None, :]) & 1) != 0) & t_ok[None, :]
@@ -332,22 +338,11 @@ def tree_attention_kernel(
         if last:
             tl.store(counter, 0)  # for the next launch
             total, acc = combine_splits(
-                part_ptr, sums_ptr, index, ok, active, ROWS * HEADS, D, BLOCK_M, BLOCK_D
+                part_ptr, sums_ptr, index, ok, active, ROWS * HEADS, D, BLOCK_M, BLOCK_D, SPLITS
             )
     if last:
         out = acc / total[:, None]
         tl.store(out_ptr + index[:, None] * D + width[None, :], out.to(out_ptr.dtype.element_ty), mask=d_ok)
-
-
-@dataclass(frozen=True)
-class AttentionConfig:
-    """splits: programs that share the prefix of one head. chunk: keys of the prefix below which one more program does
-    not pay. block_s: keys a step. warps: of a program."""
-
-    splits: int
-    chunk: int = 256
-    block_s: int = 64
-    warps: int = 4
 
 
 def tree_attention(
@@ -374,7 +369,7 @@ def tree_attention(
     config: AttentionConfig,
     to_prefix: bool,
     strict: bool,
-    pdl: bool,
+    pdl: int,
 ) -> None:
     """Launch: norm, rotation, append to the cache, and attention, for N rows (1, 16, 32 or 64) of up to S sequences.
 
@@ -434,7 +429,7 @@ def tree_attention(
         STRICT=strict,
         PDL=pdl,
         num_warps=config.warps,
-        launch_pdl=pdl,
+        launch_pdl=pdl != OFF,
     )
 
 
@@ -442,7 +437,9 @@ class AttentionWorkspace:
     """Buffers for launches of at most `rows` rows: every split's maxima, sums and weighted values, and the tickets by
     which the last split knows that it is the last. One a stream: launches that follow one another share it."""
 
-    def __init__(self, rows: int, heads: int, kv_heads: int, head_dim: int, seqs: int, splits: int, device: torch.device):
+    def __init__(
+        self, rows: int, heads: int, kv_heads: int, head_dim: int, seqs: int, splits: int, device: torch.device
+    ):
         group = heads // kv_heads
         self.parts = torch.empty(splits * rows * heads * head_dim, dtype=torch.float32, device=device)
         self.sums = torch.empty(splits * rows * heads * 2, dtype=torch.float32, device=device)

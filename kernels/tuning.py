@@ -1,4 +1,4 @@
-"""Launch parameters: measured ones from `configs/<card>.json` (written by bench/tune.py), else a rule that is always valid.
+"""Launch parameters: measured ones, from `configs/<card>.json` (bench/tune.py writes it), or a rule that always works.
 
 Nothing is tuned while a request runs: a table look-up when a graph is captured, and no more.
 """
@@ -42,6 +42,17 @@ class TileConfig:
         }
 
 
+@dataclass(frozen=True)
+class AttentionConfig:
+    """splits: programs that share the prefix of one head. chunk: keys of the prefix below which one more program does
+    not pay. block_s: keys a step. warps: of a program."""
+
+    splits: int
+    chunk: int = 256
+    block_s: int = 64
+    warps: int = 4
+
+
 def card_name(device: torch.device) -> str:
     """The card's name as a file name: `nvidia-h100-80gb-hbm3`; `cpu` where there is none."""
     if device.type != "cuda":
@@ -51,9 +62,10 @@ def card_name(device: torch.device) -> str:
 
 @cache
 def table(card: str) -> dict[str, dict[str, int]]:
-    """The measured parameters of a card, by `op/rows/MxK`; empty for a card that nobody has measured."""
+    """The measured parameters of a card, by `op/rows/MxK` and `attention/rows/HxH_kvxD`; empty for a card that nobody
+    has measured."""
     path = CONFIGS / f"{card}.json"
-    tuned: dict[str, dict[str, int]] = json.loads(path.read_text())["tiles"] if path.is_file() else {}
+    tuned: dict[str, dict[str, int]] = json.loads(path.read_text())["parameters"] if path.is_file() else {}
     return tuned
 
 
@@ -63,12 +75,36 @@ def key(op: str, rows: int, m: int, k: int) -> str:
 
 
 def tile_config(op: str, rows: int, m: int, k: int, device: torch.device) -> TileConfig:
-    """Parameters of a product of `rows` rows with weights `[m, k]`. op: qkv, out, gate_up, down or lm_head. On a CPU the
-    kernels are interpreted, which costs by the program."""
+    """Parameters of a product of `rows` rows with weights `[m, k]`. op: qkv, out, gate_up, down or lm_head. On a CPU
+    the kernels are interpreted, which costs by the program."""
     if device.type == "cpu":
         return TileConfig(block=64, block_k=64, split_k=2 if rows > 1 and op in ("qkv", "out", "down") else 1)
     tuned = table(card_name(device)).get(key(op, rows, m, k))
     return TileConfig(**tuned) if tuned else default_config(op, rows, m, k)
+
+
+def attention_key(rows: int, heads: int, kv_heads: int, head_dim: int) -> str:
+    """The name of an attention launch in a table."""
+    return f"attention/{rows}/{heads}x{kv_heads}x{head_dim}"
+
+
+def attention_config(rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> AttentionConfig:
+    """Parameters of the attention of `rows` rows. The number of splits gives two programs a multiprocessor at long
+    contexts; how many of them have work at a short one follows from its length."""
+    if device.type == "cpu":
+        return AttentionConfig(splits=4)
+    tuned = table(card_name(device)).get(attention_key(rows, heads, kv_heads, head_dim))
+    if tuned:
+        return AttentionConfig(**tuned)
+    cores = torch.cuda.get_device_properties(device).multi_processor_count
+    splits = min(64, max(4, next_power(2 * cores // kv_heads)))
+    return AttentionConfig(splits, chunk=128, block_s=32 if head_dim > 128 else 64)
+
+
+def release_mode(rows: int, hidden_size: int, device: torch.device) -> int:
+    """When the kernels of a pass let the next one start (row_tiles.py), for cards that can: measured on whole passes,
+    since a kernel alone does not show it."""
+    return table(card_name(device)).get(f"pass/{rows}/{hidden_size}", {}).get("release", 1)
 
 
 def default_config(op: str, rows: int, m: int, k: int) -> TileConfig:

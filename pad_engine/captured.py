@@ -3,6 +3,7 @@
 Next to read: graphs.py for what is queued, engine.py for what becomes of the commits.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from pad_engine.controller import Controller
 from pad_engine.device_round import MAX_END_IDS, NOT_FINITE
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.errors import NonFiniteError
-from pad_engine.graphs import PLAIN, DeviceDraft, Rounds
+from pad_engine.graphs import DeviceDraft, Rounds
 from pad_engine.kv_cache import KVCache
 from pad_engine.output import Stopwatch
 from pad_engine.rules.greedy import judge_pick
@@ -66,7 +67,7 @@ def play(
         state.plan = controller.decide(drafter.evidence(state), state.remaining, pinned)
         tree = drafter.propose(state)
         draft_ms = clock.lap()
-        index = rounds.queue(PLAIN) if len(tree) == 1 else rounds.queue_tree([tree])
+        index = rounds.queue_plain() if len(tree) == 1 else rounds.queue_tree([tree])
         rounds.wait(index)
         commit = read_commit(rounds, cache, state, index, tree)
         yield Played(commit, None, draft_ms, clock.lap())
@@ -76,17 +77,29 @@ def run_ahead(
     rounds: Rounds, cache: KVCache, state: State, drafter: Drafter, cancelled: Callable[[], bool]
 ) -> Iterator[Played]:
     """Rounds of which nothing is decided on the host: each is queued before the one before it is read."""
-    kind = drafter if isinstance(drafter, DeviceDraft) else PLAIN
-    nodes = drafter.nodes if isinstance(drafter, DeviceDraft) else 1
-    clock = Stopwatch()
-    index = rounds.queue(kind, nodes)
-    while state.finish_reason is None and not cancelled():
-        # a round emits one token at least; the last one needs none behind it
-        following = rounds.queue(kind, nodes) if state.remaining > 1 else index
-        rounds.wait(index)
-        commit = read_commit(rounds, cache, state, index, None)
-        index = following
-        yield Played(commit, None, 0.0, clock.lap())
+
+    def queue() -> int:
+        return rounds.queue(drafter, drafter.nodes) if isinstance(drafter, DeviceDraft) else rounds.queue_plain()
+
+    clock, root, ended = Stopwatch(), state.root, False
+    unread = deque([queue()])
+    try:
+        while state.finish_reason is None and not cancelled():
+            # a round emits one token at least, so the last token needs no round behind it
+            if state.remaining > 1:
+                unread.append(queue())
+            rounds.wait(unread[0])
+            commit = read_commit(rounds, cache, state, unread.popleft(), None)
+            root, ended = commit.tokens[-1], state.finish_reason is not None
+            yield Played(commit, None, 0.0, clock.lap())
+    finally:
+        # where the answer ended on the host, what rounds queued behind it wrote is accounted for, so that the next
+        # request can tell what is left of the cache
+        for index in () if ended else unread:
+            rounds.wait(index)
+            tokens, _, _, _ = rounds.reports.read(index, state.seq)
+            cache.advance(state.seq, [root, *tokens[:-1]] if tokens else [])
+            root = tokens[-1] if tokens else root
 
 
 def read_commit(rounds: Rounds, cache: KVCache, state: State, index: int, tree: DraftTree | None) -> Commit:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pad_engine.tree import DraftTree, make_forest, to_int64
+from pad_engine.tree import DraftTree, to_int64
 
 MAX_ROWS = 64  # of a pass: one word of ancestor bits a row
 MAX_END_IDS = 32
@@ -50,7 +50,7 @@ class Mirror:
 def forest_fields(num_seqs: int) -> dict[str, tuple[int, torch.dtype]]:
     """The rows of a pass, as tree.Forest has them; `start[s]` is the first row of sequence s, rows past the last start
     are padding."""
-    rows = {name: (MAX_ROWS, torch.int32) for name in ("token", "parent", "depth", "seq")}
+    rows = dict.fromkeys(("token", "parent", "depth", "seq"), (MAX_ROWS, torch.int32))
     return {**rows, "mask_bits": (MAX_ROWS, torch.int64), "start": (num_seqs + 1, torch.int32)}
 
 
@@ -63,15 +63,30 @@ class DeviceForest(Mirror):
         self.upload()
 
     def fill(self, trees: Sequence[DraftTree]) -> None:
-        """Put one tree a sequence into the image."""
-        forest = make_forest(trees, range(len(trees)))
-        n, host = len(forest.token), self.host
-        for name in ("token", "parent", "depth", "seq"):
-            host[name][:n] = getattr(forest, name).numpy()
-            host[name][n:] = 0
-        host["mask_bits"][:n] = forest.tree_mask_bits[:, 0].numpy()
-        host["mask_bits"][n:] = 0
-        host["start"][:] = [*forest.starts, n]
+        """Put one tree a sequence into the image. Plain integers: this is the host's part of a round, and tensors would
+        make it ten times as long."""
+        token: list[int] = []
+        parent: list[int] = []
+        depth: list[int] = []
+        seq: list[int] = []
+        bits: list[int] = []
+        starts = [0]
+        for number, tree in enumerate(trees):
+            first = starts[-1]
+            for node, up in enumerate(tree.parents):
+                bits.append((bits[first + up] if up >= 0 else 0) | 1 << (first + node))
+                depth.append(depth[first + up] + 1 if up >= 0 else 0)
+                parent.append(first + up if up >= 0 else -1)
+            token += tree.tokens
+            seq += [number] * len(tree)
+            starts.append(len(token))
+        count, host = len(token), self.host
+        for name, values in (("token", token), ("parent", parent), ("depth", depth), ("seq", seq)):
+            host[name][:count] = values
+            host[name][count:] = 0
+        host["mask_bits"][:count] = [to_int64(word) for word in bits]
+        host["mask_bits"][count:] = 0
+        host["start"][:] = starts
 
 
 class DeviceRequests(Mirror):
@@ -80,7 +95,7 @@ class DeviceRequests(Mirror):
     `[num_seqs, capacity + 1]`, prompt and answer."""
 
     def __init__(self, num_seqs: int, capacity: int, device: torch.device) -> None:
-        counts = {name: (num_seqs, torch.int32) for name in ("cache_len", "limit", "done")}
+        counts = dict.fromkeys(("cache_len", "limit", "done"), (num_seqs, torch.int32))
         super().__init__(
             {
                 **counts,
@@ -95,9 +110,7 @@ class DeviceRequests(Mirror):
         self.host["done"][:] = FULL
         self.upload()
         self.ids = torch.zeros(num_seqs, capacity + 1, dtype=torch.int32, device=device)
-        self.ids_image = torch.zeros(
-            num_seqs, capacity + 1, dtype=torch.int32, pin_memory=device.type == "cuda"
-        )
+        self.ids_image = torch.zeros(num_seqs, capacity + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
 
     def fill(
         self, seq: int, ids: Sequence[int], limit: int, end_ids: Sequence[int], seed: int, temperature: float
@@ -132,4 +145,3 @@ class Reports:
         report = self.ring_view[round_index % RING, seq]
         emitted, accepted, status, rows = (int(value) for value in report[:REPORT_HEADER])
         return report[REPORT_HEADER : REPORT_HEADER + emitted].tolist(), accepted, status, rows
-

@@ -80,9 +80,9 @@ class Engine:
 
     target: the model. tokenizer: a transformers tokenizer. drafter: see drafters/drafter.py. rule: a rule, or "auto"
     for greedy at temperature 0 and match above. controller: decides how much is drafted. max_length: tokens of prompt
-    and answer together, at most. eos_token_ids: any of them ends an answer. fused: rounds run on the fused kernels and, on
-    a GPU, as captured graphs; by default where there is one. strict: an answer in half precision does not depend on how
-    much was drafted, at a cost (docs/performance.md); chains only.
+    and answer together, at most. eos_token_ids: any of them ends an answer. fused: rounds run on the fused kernels and,
+    on a GPU, as captured graphs; by default where there is one. strict: an answer in half precision does not depend on
+    how much was drafted, at a cost (docs/performance.md); chains only.
     """
 
     def __init__(

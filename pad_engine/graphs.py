@@ -19,6 +19,7 @@ from pad_engine.device_round import FULL, MAX_ROWS, DeviceForest, DeviceRequests
 from pad_engine.errors import ModelError
 from pad_engine.kernels.accept import accept_forest
 from pad_engine.kernels.kv_commit import kv_commit
+from pad_engine.kernels.row_tiles import OFF
 from pad_engine.kv_cache import KVCache
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.fused import FusedPass, row_pad
@@ -34,7 +35,7 @@ class DeviceDraft(Protocol):
 
     nodes: int
 
-    def queue_draft(self, requests: DeviceRequests, forest: DeviceForest, rows: int, pdl: bool) -> None:
+    def queue_draft(self, requests: DeviceRequests, forest: DeviceForest, rows: int) -> None:
         """Queue the kernels that write a forest of at most `rows` rows."""
 
 
@@ -76,16 +77,19 @@ class Rounds:
         self.requests.fill(seq, ids, limit, end_ids, seed, temperature)
         self.requests.upload()
 
-    def queue(self, kind: str | DeviceDraft, nodes: int = 1) -> int:
-        """Queue a round; returns the index to wait for."""
+    def queue(self, kind: str | DeviceDraft, nodes: int) -> int:
+        """Queue a round over so many nodes (a plain one: the sequences' roots); returns the index to wait for."""
         self.replay(kind, self.rows_for(nodes))
         self.queued += 1
         return self.queued - 1
 
+    def queue_plain(self) -> int:
+        """Queue a plain step of every sequence."""
+        return self.queue(PLAIN, len(self.cache.lengths))
+
     def queue_tree(self, trees: Sequence[DraftTree]) -> int:
         """Queue a round over the trees of all sequences."""
         self.forest.fill(trees)
-        self.forest.upload()
         return self.queue(TREE, sum(len(tree) for tree in trees))
 
     def logits_of(self, trees: Sequence[DraftTree]) -> Tensor:
@@ -95,7 +99,6 @@ class Rounds:
         self.requests.host["cache_len"][:] = self.cache.lengths
         self.requests.upload()
         self.forest.fill(trees)
-        self.forest.upload()
         if self.logits is None:
             self.logits = torch.empty(MAX_ROWS, self.fused.num_tokens, device=self.device)
         self.replay(LOGITS, rows)
@@ -143,10 +146,12 @@ class Rounds:
 
     def launch(self, kind: str | DeviceDraft, rows: int) -> None:
         """Queue the kernels of one round, one by one."""
-        requests, pdl = self.requests, self.fused.pdl
+        requests, pdl = self.requests, self.fused.pdl[rows] != OFF
         forest, token = (self.root, requests.root) if kind == PLAIN else (self.forest, self.forest.token)
+        if kind in (TREE, LOGITS):
+            forest.upload()
         if not isinstance(kind, str):
-            kind.queue_draft(requests, forest, rows, pdl)
+            kind.queue_draft(requests, forest, rows)
         if kind == LOGITS:
             assert self.logits is not None
             self.fused.launch(rows, token, forest, requests, self.logits[:rows], keep=False)

@@ -6,11 +6,14 @@ Next to read: models/loader.py for the model itself, engine.py for what the part
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pad_engine.config import parse_spec, refuse_rest, take_int
 from pad_engine.controller import Controller
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.drafters.ngram import NGram
+from pad_engine.drafters.ngram_device import DeviceNGram
 from pad_engine.drafters.none import NoDrafter
 from pad_engine.engine import Engine
 from pad_engine.errors import ModelError, RequestError
@@ -48,10 +51,11 @@ def make_engine(
 ) -> Engine:
     """Put a drafter, a rule and a controller around a loaded model. Several engines may share one.
 
-    drafter: "none", "ngram[:min=2,depth=15]", "draft-model[:depth=8]" or an object; by default draft-model when a
-    draft_model is given, else ngram. draft_model: a model like the target, or "self:drop=3,4" / "self:layers=0,1" for
-    the target with layers left out. trees: "chain" or "best-first". budget: nodes of a tree at most, root included.
-    fixed_budget: always draft the whole budget instead of what pays. fused, strict: see Engine.
+    drafter: "none", "ngram[:min=2,depth=15]", "ngram-device" with the same options (the search is part of the captured
+    round), "draft-model[:depth=8]", or an object; by default draft-model when a draft_model is given, else ngram.
+    draft_model: a model like the target, or "self:drop=3,4" / "self:layers=0,1" for the target with layers left out.
+    trees: "chain" or "best-first". budget: nodes of a tree at most, root included. fixed_budget: always draft the whole
+    budget instead of what pays. fused, strict: see Engine.
     """
     if not 1 <= budget <= 64:
         raise RequestError(f"budget must be in [1, 64], got {budget}")
@@ -63,7 +67,7 @@ def make_engine(
         if draft_model is not None and name != "draft-model":
             raise RequestError(f"draft_model is given, but drafter {name} uses none", 'choose drafter "draft-model"')
         draft = load_draft(draft_model, loaded, accept_terms) if name == "draft-model" else None
-        drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft)
+        drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft, loaded.decoder.device)
     return Engine(
         loaded.decoder,
         loaded.tokenizer,
@@ -133,7 +137,7 @@ def shared_tokens(target: dict[str, int], draft: dict[str, int]) -> int:
 
 
 def make_drafter(
-    spec: str, trees: str, budget: int, num_tokens: int, draft: tuple[Decoder, int] | None
+    spec: str, trees: str, budget: int, num_tokens: int, draft: tuple[Decoder, int] | None, device: torch.device
 ) -> tuple[Drafter, int]:
     """A drafter by its name and options, and how deep it may draft."""
     name, options = check_drafter(spec, trees, budget)
@@ -142,6 +146,8 @@ def make_drafter(
         return NoDrafter(), 0
     if name == "ngram":
         return NGram(builder, options["min"]), options["depth"]
+    if name == "ngram-device":
+        return DeviceNGram(device, options["depth"], options["min"]), options["depth"]
     assert draft is not None, "draft-model is made with a draft model"
     decoder, shared = draft
     shared = min(num_tokens, shared)
@@ -155,12 +161,12 @@ def check_drafter(spec: str, trees: str, budget: int) -> tuple[str, dict[str, in
     name, values = parse_spec(spec, "drafter")
     make_builder(trees)
     options: dict[str, int] = {}
-    if name == "ngram":
-        options["min"] = take_int(values, "min", 2, "drafter ngram", high=8)
-        options["depth"] = take_int(values, "depth", max(budget - 1, 1), "drafter ngram")
+    if name in ("ngram", "ngram-device"):
+        options["min"] = take_int(values, "min", 2, f"drafter {name}", high=8)
+        options["depth"] = take_int(values, "depth", max(budget - 1, 1), f"drafter {name}")
     elif name == "draft-model":
         options["depth"] = take_int(values, "depth", 8, "drafter draft-model")
     elif name != "none":
-        raise RequestError(f"drafter must be none, ngram or draft-model, got {name!r}")
+        raise RequestError(f"drafter must be none, ngram, ngram-device or draft-model, got {name!r}")
     refuse_rest(values, f"drafter {name}", ", ".join(options) or "none")
     return name, options

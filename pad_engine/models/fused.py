@@ -11,14 +11,15 @@ from torch import Tensor
 
 from pad_engine.device_round import MAX_ROWS, DeviceForest, DeviceRequests
 from pad_engine.kernels.embed_rows import embed_rows
+from pad_engine.kernels.linear import Linear
 from pad_engine.kernels.linear_residual import linear_residual
 from pad_engine.kernels.lm_head import lm_head, lm_head_programs
-from pad_engine.kernels.linear import Linear
 from pad_engine.kernels.norm_gated import norm_gated
 from pad_engine.kernels.norm_linear import norm_linear
 from pad_engine.kernels.post_norm import post_norm
-from pad_engine.kernels.tree_attention import AttentionConfig, AttentionWorkspace, tree_attention
-from pad_engine.kernels.tuning import TileConfig, next_power, tile_config
+from pad_engine.kernels.row_tiles import OFF
+from pad_engine.kernels.tree_attention import AttentionWorkspace, tree_attention
+from pad_engine.kernels.tuning import TileConfig, attention_config, release_mode, tile_config
 from pad_engine.kv_cache import KVCache
 from pad_engine.models.decoder import Decoder, Layer
 
@@ -35,19 +36,23 @@ class FusedPass:
     """The kernels of one decoder on one cache, for every padded number of rows.
 
     strict: a row's bits do not depend on the number of rows in its pass (docs/performance.md): all passes are padded to
-    the same rows, and keys stand at absolute places. pdl: programmatic dependent launch, on cards that have it.
+    the same rows, and keys stand at absolute places. pdl: programmatic dependent launch (row_tiles.py); by default what
+    was measured to be best, on cards that have it.
     """
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, *, num_tokens: int, strict: bool = False, pdl: bool | None = None
+        self, decoder: Decoder, cache: KVCache, *, num_tokens: int, strict: bool = False, pdl: int | None = None
     ) -> None:
         self.decoder, self.cache, self.num_tokens, self.strict = decoder, cache, num_tokens, strict
         config, device = decoder.config, decoder.device
         self.cuda = device.type == "cuda"
-        self.pdl = (self.cuda and torch.cuda.get_device_capability(device) >= (9, 0)) if pdl is None else pdl
+        can_release = self.cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+        width = config.hidden_size
+        self.pdl = {rows: release_mode(rows, width, device) if can_release else OFF for rows in ROW_PADS}
+        if pdl is not None:
+            self.pdl = dict.fromkeys(ROW_PADS, pdl)
         self.cores = torch.cuda.get_device_properties(device).multi_processor_count if self.cuda else 1
         self.num_seqs = len(cache.lengths)
-        width = config.hidden_size
         self.qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         self.shapes = {
             "qkv": (self.qkv_width, width),
@@ -57,19 +62,16 @@ class FusedPass:
             "lm_head": (num_tokens, width),
         }
         self.tiles = {(op, rows): self.tile(op, rows) for op in self.shapes for rows in ROW_PADS}
-        self.attention = self.attention_config()
-        self._allocate()
+        heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+        self.attention = {rows: attention_config(rows, *heads, device) for rows in ROW_PADS}
+        self.allocate()
 
     def tile(self, op: str, rows: int) -> TileConfig:
         """Launch parameters of one product."""
         return tile_config(op, rows, *self.shapes[op], self.decoder.device)
 
-    def attention_config(self) -> AttentionConfig:
-        """Two programs a multiprocessor at long contexts; how many have work at a short one follows from its length."""
-        splits = next_power(2 * self.cores // self.decoder.config.num_kv_heads) if self.cuda else 4
-        return AttentionConfig(splits=min(64, splits), block_s=32 if self.decoder.config.head_dim > 128 else 64)
-
-    def _allocate(self) -> None:
+    def allocate(self) -> None:
+        """Make the buffers that launches of these parameters need."""
         config, device, dtype = self.decoder.config, self.decoder.device, self.decoder.dtype
         width, inner = config.hidden_size, config.intermediate_size
         attended = config.num_heads * config.head_dim
@@ -86,8 +88,9 @@ class FusedPass:
         self.parts = torch.empty(max(rows * m * tile.split_k for rows, m, tile in split), device=device)
         tickets = max(-(-m // tile.block) for _, m, tile in split)
         self.tickets = torch.zeros(tickets, dtype=torch.int32, device=device)
+        splits = max(attention.splits for attention in self.attention.values())
         self.workspace = AttentionWorkspace(
-            MAX_ROWS, config.num_heads, config.num_kv_heads, config.head_dim, self.num_seqs, self.attention.splits, device
+            MAX_ROWS, config.num_heads, config.num_kv_heads, config.head_dim, self.num_seqs, splits, device
         )
         self.programs = {
             rows: lm_head_programs(self.num_tokens, self.tiles["lm_head", rows], self.cores) for rows in ROW_PADS
@@ -133,7 +136,7 @@ class FusedPass:
         # forest and the lengths ahead of their own wait
         embed_rows(
             token[:rows], decoder.embedding, decoder.embed_scale, hidden, decoder.layers[0].attention_norm, normed,
-            squares, down_block, False,
+            squares, down_block, OFF,
         )  # fmt: skip
         for position, layer in enumerate(decoder.layers):
             self._attention(rows, position, layer, forest, requests, keep)
@@ -141,19 +144,19 @@ class FusedPass:
             self._mlp(rows, layer, decoder.final_norm if following is None else following)
         scores, ids = self.partials(rows)
         lm_head(
-            hidden, decoder.final_norm, normed, squares, decoder.lm_head.weight, None, forest.depth, forest.seq, requests.cache_len, requests.seed,
-            requests.temperature, scores, ids, logits, num_tokens=self.num_tokens, eps=eps,
-            softcap=decoder.config.logit_softcap, config=self.tiles["lm_head", rows], pdl=self.pdl,
+            hidden, decoder.final_norm, normed, squares, decoder.lm_head.weight, None, forest.depth, forest.seq,
+            requests.cache_len, requests.seed, requests.temperature, scores, ids, logits, num_tokens=self.num_tokens,
+            eps=eps, softcap=decoder.config.logit_softcap, config=self.tiles["lm_head", rows], pdl=self.pdl[rows],
         )  # fmt: skip
 
     def _attention(
         self, rows: int, position: int, layer: Layer, forest: DeviceForest, requests: DeviceRequests, keep: bool
     ) -> None:
-        config, cache, pdl = self.decoder.config, self.cache, self.pdl
+        config, cache, pdl = self.decoder.config, self.cache, self.pdl[rows]
         squares = self.square_sums(self.squares, rows, self.tiles["down", rows].block)
         norm_linear(
-            self.hidden[:rows], layer.attention_norm, self.normed[:rows], squares, layer.qkv.weight, layer.qkv.bias, None, self.qkv[:rows], self.parts,
-            self.tickets, config.rms_norm_eps, self.tiles["qkv", rows], pdl,
+            self.hidden[:rows], layer.attention_norm, self.normed[:rows], squares, layer.qkv.weight, layer.qkv.bias,
+            None, self.qkv[:rows], self.parts, self.tickets, config.rms_norm_eps, self.tiles["qkv", rows], pdl,
         )  # fmt: skip
         window, index = cache.layers[position]
         table = self.decoder.ropes[config.ropes[layer.index]].table
@@ -163,7 +166,7 @@ class FusedPass:
             forest.mask_bits, forest.start, requests.cache_len, table[0], table[1], layer.q_norm, layer.k_norm,
             eps=config.rms_norm_eps, scale=config.attention_scale, softcap=config.attention_softcap,
             scratch=cache.scratch, capacity=cache.capacity, window=window, heads=config.num_heads,
-            config=self.attention, to_prefix=self.to_prefix(rows, keep), strict=self.strict, pdl=pdl,
+            config=self.attention[rows], to_prefix=self.to_prefix(rows, keep), strict=self.strict, pdl=pdl,
         )  # fmt: skip
         self._residual("out", rows, self.attended, layer.out, layer.attention_post_norm, layer.mlp_norm)
 
@@ -171,8 +174,9 @@ class FusedPass:
         config = self.decoder.config
         squares = self.square_sums(self.squares, rows, self.tiles["out", rows].block)
         norm_gated(
-            self.hidden[:rows], layer.mlp_norm, self.normed[:rows], squares, layer.gate_up.weight, layer.gate_up.bias, None, self.gated[:rows],
-            config.rms_norm_eps, config.hidden_act, self.tiles["gate_up", rows], self.pdl,
+            self.hidden[:rows], layer.mlp_norm, self.normed[:rows], squares, layer.gate_up.weight, layer.gate_up.bias,
+            None, self.gated[:rows], config.rms_norm_eps, config.hidden_act, self.tiles["gate_up", rows],
+            self.pdl[rows],
         )  # fmt: skip
         self._residual("down", rows, self.gated, layer.down, layer.mlp_post_norm, next_norm)
 
@@ -180,7 +184,7 @@ class FusedPass:
         self, op: str, rows: int, x: Tensor, linear: Linear, post_weight: Tensor | None, next_norm: Tensor
     ) -> None:
         """The product at the end of a block, the norm behind it if there is one, and the residual."""
-        tile, pdl = self.tiles[op, rows], self.pdl
+        tile, pdl = self.tiles[op, rows], self.pdl[rows]
         squares = self.square_sums(self.squares, rows, tile.block)
         hidden, normed, y = self.hidden[:rows], self.normed[:rows], self.block_out[:rows]
         if post_weight is None:
