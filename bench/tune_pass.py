@@ -3,7 +3,7 @@ attentions that are good alone is good among the others."""
 
 import gc
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
@@ -12,27 +12,33 @@ from shapes import random_decoder
 
 from pad_engine.device_round import DeviceForest, DeviceRequests
 from pad_engine.kernels.row_tiles import EARLY, LATE
-from pad_engine.kernels.tuning import AttentionConfig
+from pad_engine.kernels.tuning import AttentionConfig, TileConfig, next_power
+from pad_engine.kernels.tuning import key as product_key
 from pad_engine.models.fused import FusedPass
 from pad_engine.tree import DraftTree
 
 CONTEXT = 300  # committed tokens
 CAPACITY, SCRATCH = 2048, 64
+AHEAD = 4096
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a pass."""
+    """One way to run a pass. ahead: columns that the products of the layers prefetch, or None for what is best alone:
+    among other kernels, an attention above all, the memory has more time to spare."""
 
     shape: str
     rows: int
     release: int
     attention: AttentionConfig
+    ahead: int | None = None
 
 
 def variants(shape: str, rows: int, attentions: list[AttentionConfig]) -> list[Variant]:
-    """The best attention with both kinds of release, and the others with the early one."""
-    return [Variant(shape, rows, LATE, attentions[0]), *(Variant(shape, rows, EARLY, a) for a in attentions)]
+    """The best attention with both kinds of release and two prefetches, and the others with the early one."""
+    best = attentions[0]
+    others = [Variant(shape, rows, LATE, best), Variant(shape, rows, EARLY, best, AHEAD)]
+    return others + [Variant(shape, rows, EARLY, attention) for attention in attentions]
 
 
 class PassCase:
@@ -48,15 +54,30 @@ class PassCase:
         self.requests.fill(0, list(range(CONTEXT + 1)), CAPACITY, [], 0, 0.0)
         self.requests.upload()
         self.passes = FusedPass(self.decoder, self.cache, num_tokens=self.decoder.config.vocab_size)
+        self.tiles = dict(self.passes.tiles)
 
     def queue(self, variant: Variant) -> Callable[[], None]:
         """What launches a variant."""
         self.forest.fill([DraftTree.chain(list(range(variant.rows)))])
         self.forest.upload()
+        self.passes.tiles = self.tiles | self.reaching(variant)
         self.passes.attention[variant.rows] = variant.attention
         self.passes.pdl[variant.rows] = variant.release
         self.passes.allocate()
         return partial(self.passes.launch, variant.rows, self.forest.token, self.forest, self.requests)
+
+    def reaching(self, variant: Variant) -> dict[tuple[str, int], TileConfig]:
+        """The layers' products with the variant's prefetch."""
+        if variant.ahead is None:
+            return {}
+        changed = {}
+        for op in ("qkv", "out", "gate_up", "down"):
+            tile, columns = self.tiles[op, variant.rows], self.passes.shapes[op][1]
+            # every thread asks for 16 bytes at least
+            least = 8 * 32 * tile.warps
+            whole = max(least, next_power(columns) // tile.split_k)
+            changed[op, variant.rows] = replace(tile, prefetch=min(max(variant.ahead, least), whole))
+        return changed
 
 
 @torch.inference_mode()
@@ -80,8 +101,12 @@ def best_passes(wanted: list[Variant], report: Callable[[str], None]) -> dict[st
             best[f"pass/{rows}/{config.hidden_size}"] = {"release": winner.release}
             key = f"attention/{rows}/{config.num_heads}x{config.num_kv_heads}x{config.head_dim}"
             best[key] = asdict(winner.attention)
+            for (op, _), tile in case.reaching(winner).items():
+                best[product_key(op, rows, *case.passes.shapes[op])] = asdict(tile)
             for time, variant in times:
-                report(f"pass {shape} {rows}: {time:.4f} ms, release {variant.release}, {variant.attention}")
+                report(
+                    f"pass {shape} {rows}: {time:.4f} ms, release {variant.release}, ahead {variant.ahead}, {variant.attention}"
+                )
             report(f"pass {shape} {rows}: best {milliseconds:.4f} ms")
         del case
         gc.collect()

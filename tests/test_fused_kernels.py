@@ -29,12 +29,12 @@ from pad_engine.kernels.norm_linear import norm_linear, norm_linear_ref
 from pad_engine.kernels.post_norm import post_norm, post_norm_ref
 from pad_engine.kernels.tuning import TileConfig
 
-# M, K, and how they are cut: by whole tiles, by none that divides, by splits of which the last has no work
+# M, K, and how they are cut: by whole tiles, by none that divides, by splits of which the last has less work or none
 SHAPES = [
     (96, 64, TileConfig(32, 32)),
     (70, 50, TileConfig(32, 32, split_k=3)),
-    (40, 112, TileConfig(16, 32, split_k=3)),
-    (144, 576, TileConfig(64, 64)),
+    (40, 112, TileConfig(16, 16, split_k=3)),
+    (144, 576, TileConfig(64, 64, split_k=3)),
 ]
 if CUDA:
     SHAPES += [

@@ -33,7 +33,7 @@ CASES = [
 if CUDA:
     CASES += [
         (49152, 576, TileConfig(64, 64, stages=3), 264),
-        (5003, 2048, TileConfig(64, 128, stages=4, prefetch=256), 132),
+        (5003, 2048, TileConfig(32, 128, stages=4, prefetch=256), 132),
     ]
 
 

@@ -171,10 +171,11 @@ def some_tree(n: int, seed: int = 0) -> DraftTree:
 HEADS = [(2, 2, 16), (3, 1, 64), (4, 1, 12), (8, 2, 16)]
 if CUDA:
     HEADS += [(9, 3, 64), (4, 2, 128), (4, 1, 256)]
+# a GPU's are compiled one by one: not every size in every type
+SIZES = [(h, d) for h in HEADS for d in DTYPES if not CUDA or d == torch.bfloat16 or h[2] in (64, 256)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize(("heads", "dtype"), SIZES, ids=str)
 def test_trees(heads: tuple[int, int, int], dtype: torch.dtype) -> None:
     for seed, (tree, rows) in enumerate([(chain(16), 16), (star(11), 16), (some_tree(29), 32), (some_tree(64), 64)]):
         setting = Setting(*heads, dtype=dtype, norms=seed % 2 == 0)
@@ -196,7 +197,7 @@ def test_prefixes_about_the_edges_of_splits_and_steps(length: int) -> None:
     Setting(head_dim=12).check(16, [some_tree(7)], [length])
 
 
-@pytest.mark.parametrize("splits", [1, 3, 16])
+@pytest.mark.parametrize("splits", [1, 2, 16])
 def test_splits_of_a_long_prefix(splits: int) -> None:
     for length in (240, 255):
         setting = Setting(capacity=256, config=AttentionConfig(splits, 16, 32, 4))
@@ -236,7 +237,7 @@ def test_a_rejected_branch_that_is_not_finite_stays_alone(value: float, dtype: t
     assert layer[1, 0, :, setting.scratch - 7 : setting.scratch].isfinite().all()
 
 
-STRICT = dict(strict=True, to_prefix=True, capacity=96, config=AttentionConfig(3, 16, 16, 4))
+STRICT = dict(strict=True, to_prefix=True, capacity=96, config=AttentionConfig(4, 16, 16, 4))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
