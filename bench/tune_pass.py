@@ -104,9 +104,8 @@ def best_passes(wanted: list[Variant], report: Callable[[str], None]) -> dict[st
             for (op, _), tile in case.reaching(winner).items():
                 best[product_key(op, rows, *case.passes.shapes[op])] = asdict(tile)
             for time, variant in times:
-                report(
-                    f"pass {shape} {rows}: {time:.4f} ms, release {variant.release}, ahead {variant.ahead}, {variant.attention}"
-                )
+                tried = f"release {variant.release}, ahead {variant.ahead}, {variant.attention}"
+                report(f"pass {shape} {rows}: {time:.4f} ms, {tried}")
             report(f"pass {shape} {rows}: best {milliseconds:.4f} ms")
         del case
         gc.collect()

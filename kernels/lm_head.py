@@ -61,8 +61,9 @@ def fold_tile(
         # tanh(x) = 2 sigmoid(2 x) - 1
         logits = SOFTCAP * (2.0 * tl.sigmoid(2.0 * logits / SOFTCAP) - 1.0)
     if logits_ptr is not None:
-        pointers = logits_ptr + rows.to(tl.int64)[None, :] * V + token[:, None]
-        tl.store(pointers, logits.to(logits_ptr.dtype.element_ty), mask=ok[:, None])
+        # turned, so that a row's neighbours are written side by side
+        pointers = logits_ptr + rows.to(tl.int64)[:, None] * V + token[None, :]
+        tl.store(pointers, tl.trans(logits).to(logits_ptr.dtype.element_ty), mask=ok[None, :])
     score = logits
     if tl.max(temperature) > 0.0:
         noise = gumbel_noise(
@@ -207,4 +208,4 @@ def lm_head(
 
 def lm_head_programs(num_tokens: int, config: TileConfig, cores: int) -> int:
     """P: programs that fill `cores` multiprocessors, and no more than there are tiles."""
-    return min(cores * config.per_core, triton.cdiv(num_tokens, config.block))
+    return min(cores * config.per_core, -(-num_tokens // config.block))

@@ -252,7 +252,8 @@ class Engine:
                 commit = state.cut(commit, count)
             controller.observe(commit.tree, commit.accepted, len(commit.tokens), round.draft_ms, round.verify_ms)
             drafter.observe(commit)
-            yield commit, piece, None if wanted is None else token_logprobs(round.logits, commit, wanted)
+            logits = round.logits
+            yield commit, piece, None if wanted is None or logits is None else token_logprobs(logits, commit, wanted)
         if state.finish_reason is None:
             state.finish_reason = "cancelled"
 

@@ -13,9 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from pad_engine.kernels.row_tiles import EARLY, LATE, OFF
+
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-PDL = CUDA and torch.cuda.get_device_capability() >= (9, 0)
+# programmatic dependent launch, where the card has it
+MODES = [EARLY, LATE] if CUDA and torch.cuda.get_device_capability() >= (9, 0) else [OFF]
 REPEATS = 100 if CUDA else 1
 ROWS = [1, 16, 32, 64]  # that a pass is padded to
 # Triton's interpreter cannot multiply matrices of bf16

@@ -9,7 +9,7 @@ from launches import (
     CUDA,
     DEVICE,
     EPS,
-    PDL,
+    MODES,
     assert_rows_close,
     bits,
     cases,
@@ -27,6 +27,7 @@ from pad_engine.kernels.linear_residual import linear_residual, linear_residual_
 from pad_engine.kernels.norm_gated import norm_gated, norm_gated_ref
 from pad_engine.kernels.norm_linear import norm_linear, norm_linear_ref
 from pad_engine.kernels.post_norm import post_norm, post_norm_ref
+from pad_engine.kernels.row_tiles import OFF
 from pad_engine.kernels.tuning import TileConfig
 
 # M, K, and how they are cut: by whole tiles, by none that divides, by splits of which the last has less work or none
@@ -53,8 +54,8 @@ WIDTHS = [(96, 32), (70, 16), (576, 64)]  # of a hidden state, and of its tiles
 Shape = tuple[int, int, TileConfig]
 
 
-@pytest.mark.parametrize(("rows", "dtype", "shape", "plain"), cases(SHAPES, [True, False]), ids=str)
-def test_norm_linear(rows: int, dtype: torch.dtype, shape: Shape, plain: bool) -> None:
+@pytest.mark.parametrize(("rows", "dtype", "shape", "plain", "pdl"), cases(SHAPES, [True, False], MODES), ids=str)
+def test_norm_linear(rows: int, dtype: torch.dtype, shape: Shape, plain: bool, pdl: int) -> None:
     m, k, config = shape
     if rows == 1:
         config = replace(config, split_k=1)
@@ -64,26 +65,28 @@ def test_norm_linear(rows: int, dtype: torch.dtype, shape: Shape, plain: bool) -
     bias, scale = (None, None) if plain else (normal(m, dtype=dtype) * 8, normal(m))
     y, parts = nans(rows, m, dtype=dtype), nans(config.split_k * m * rows)
     tickets = ints([0] * triton.cdiv(m, config.block))
-    arguments = (h, norm, normed, squares, weight, bias, scale, y, parts, tickets, EPS, config, PDL)
+    arguments = (h, norm, normed, squares, weight, bias, scale, y, parts, tickets, EPS, config, pdl)
     repeat(lambda: norm_linear(*arguments), y, tickets)
     assert_rows_close(y, norm_linear_ref(h, norm, weight, bias, scale, EPS), dtype)
     assert not tickets.any()
 
 
-@pytest.mark.parametrize(("rows", "dtype", "shape", "act"), cases(GATED_SHAPES, list(ACTIVATIONS)), ids=str)
-def test_norm_gated(rows: int, dtype: torch.dtype, shape: Shape, act: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "dtype", "shape", "act", "pdl"), cases(GATED_SHAPES, list(ACTIVATIONS), MODES), ids=str
+)
+def test_norm_gated(rows: int, dtype: torch.dtype, shape: Shape, act: str, pdl: int) -> None:
     inner, k, config = shape
     h, norm, normed, squares = normed_input(rows, k, dtype, dtype)
     weight = normal(2 * inner, k, dtype=dtype) / k**0.5
     bias, scale = (None, None) if inner == 48 else (normal(2 * inner, dtype=dtype), normal(2 * inner))
     y = nans(rows, inner, dtype=dtype)
-    arguments = (h, norm, normed, squares, weight, bias, scale, y, EPS, act, config, PDL)
+    arguments = (h, norm, normed, squares, weight, bias, scale, y, EPS, act, config, pdl)
     repeat(lambda: norm_gated(*arguments), y)
     assert_rows_close(y, norm_gated_ref(h, norm, weight, bias, scale, EPS, act), dtype)
 
 
-@pytest.mark.parametrize(("rows", "dtype", "shape", "add"), cases(SHAPES, [True, False]), ids=str)
-def test_linear_residual(rows: int, dtype: torch.dtype, shape: Shape, add: bool) -> None:
+@pytest.mark.parametrize(("rows", "dtype", "shape", "add", "pdl"), cases(SHAPES, [True, False], MODES), ids=str)
+def test_linear_residual(rows: int, dtype: torch.dtype, shape: Shape, add: bool, pdl: int) -> None:
     m, k, config = shape
     x, weight = normal(rows, k, dtype=dtype), normal(m, k, dtype=dtype) / k**0.5
     # the engine adds where the next norm follows at once, and writes where a norm behind the block comes first
@@ -96,7 +99,7 @@ def test_linear_residual(rows: int, dtype: torch.dtype, shape: Shape, add: bool)
     parts, tickets = nans(config.split_k * m * rows), ints([0] * tiles)
 
     def launch() -> None:
-        linear_residual(x, weight, bias, scale, h, norm, normed, squares, parts, tickets, config, PDL, add=add)
+        linear_residual(x, weight, bias, scale, h, norm, normed, squares, parts, tickets, config, pdl, add=add)
 
     repeat(launch, h, normed, squares, tickets)
     assert_rows_close(h, expected, dtype)
@@ -117,8 +120,8 @@ def assert_left_behind(h: Tensor, norm: Tensor | None, normed: Tensor, squares: 
         torch.testing.assert_close(squares, sums, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(("rows", "dtype", "width"), cases(WIDTHS), ids=str)
-def test_post_norm(rows: int, dtype: torch.dtype, width: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("rows", "dtype", "width", "pdl"), cases(WIDTHS, MODES), ids=str)
+def test_post_norm(rows: int, dtype: torch.dtype, width: tuple[int, int], pdl: int) -> None:
     m, block = width
     y, h = normal(rows, m, dtype=dtype), normal(rows, m, dtype=dtype)
     weight, norm = ((torch.rand(m) + 0.5).to(DEVICE) for _ in range(2))
@@ -128,16 +131,18 @@ def test_post_norm(rows: int, dtype: torch.dtype, width: tuple[int, int]) -> Non
     expected = post_norm_ref(y, own, weight, h, norm, EPS)
     assert_rows_close(expected, h.float() + whole, dtype)
     normed, squares = nans(rows, m, dtype=dtype), nans(triton.cdiv(m, block), rows)
-    repeat(lambda: post_norm(y, own, weight, h, norm, normed, squares, EPS, block, PDL), h, normed, squares)
+    repeat(lambda: post_norm(y, own, weight, h, norm, normed, squares, EPS, block, pdl), h, normed, squares)
     assert_rows_close(h, expected, dtype)
     assert_left_behind(h, norm, normed, squares, block)
 
 
-@pytest.mark.parametrize(("rows", "dtype", "width", "scale"), cases(WIDTHS, [None, 6.9375]), ids=str)
-def test_embed_rows(rows: int, dtype: torch.dtype, width: tuple[int, int], scale: float | None) -> None:
+@pytest.mark.parametrize(
+    ("rows", "dtype", "width", "scale", "pdl"), cases(WIDTHS, [None, 6.9375], [OFF, *MODES]), ids=str
+)
+def test_embed_rows(rows: int, dtype: torch.dtype, width: tuple[int, int], scale: float | None, pdl: int) -> None:
     m, block = width
     table, norm, token = normal(50, m, dtype=dtype), normal(m), ints(torch.randint(50, (rows,)))
     h, normed, squares = nans(rows, m, dtype=dtype), nans(rows, m, dtype=dtype), nans(triton.cdiv(m, block), rows)
-    repeat(lambda: embed_rows(token, table, scale, h, norm, normed, squares, block, PDL), h, normed, squares)
+    repeat(lambda: embed_rows(token, table, scale, h, norm, normed, squares, block, pdl), h, normed, squares)
     assert torch.equal(h, embed_rows_ref(token, table, scale))
     assert_left_behind(h, norm, normed, squares, block)

@@ -6,7 +6,7 @@ from launches import (
     CUDA,
     DEVICE,
     EPS,
-    PDL,
+    MODES,
     ROWS,
     assert_rows_close,
     bits,
@@ -41,7 +41,7 @@ class Head:
     """Inputs of a launch over the rows of three sequences, each with a length, a seed and a temperature of its own."""
 
     def __init__(self, rows: int, vocab: int, k: int, dtype: torch.dtype, temperatures: list[float]) -> None:
-        self.rows, self.vocab, self.temperatures = rows, vocab, temperatures
+        self.rows, self.vocab, self.temperatures, self.pdl = rows, vocab, temperatures, MODES[rows // 32 % len(MODES)]
         self.h, self.norm, self.normed, self.squares = normed_input(rows, k, dtype, dtype)
         self.weight = normal(vocab, k, dtype=dtype) / k**0.5 * 4
         self.depth = ints(torch.randint(20, (rows,)))
@@ -60,7 +60,7 @@ class Head:
             lm_head(
                 self.h, self.norm, self.normed, self.squares, weight, None, self.depth, self.seq, self.length, seed,
                 temperature, scores, ids, logits, num_tokens=self.vocab, eps=EPS, softcap=softcap, config=config,
-                pdl=PDL,
+                pdl=self.pdl,
             )  # fmt: skip
 
         repeat(launch, scores, ids)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from launches import CUDA, DEVICE, DTYPES, EPS, PDL, bits, dots_by_element, ints, nans, normal, repeat
+from launches import CUDA, DEVICE, DTYPES, EPS, MODES, bits, dots_by_element, ints, nans, normal, repeat
 from torch import Tensor
 
 from pad_engine.kernels.tree_attention import AttentionConfig, AttentionWorkspace, tree_attention
@@ -83,7 +83,7 @@ class Setting:
             tree_attention(
                 *arguments, eps=EPS, scale=0.3, softcap=self.softcap, scratch=self.scratch, capacity=self.capacity,
                 window=self.window, heads=self.heads, config=self.config, to_prefix=self.to_prefix,
-                strict=self.strict, pdl=PDL,
+                strict=self.strict, pdl=MODES[rows // 32 % len(MODES)],
             )  # fmt: skip
 
         repeat(launch, layer, out, workspace.tickets)
