@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pad_engine.kernels.gumbel import gumbel_noise, gumbel_score
 from pad_engine.kernels.norm_linear import norm_arguments, norm_linear_ref, normed_product
+from pad_engine.kernels.row_stats import StatParts, best_place, grow_sums, grow_top, sum_places, take_top
 from pad_engine.kernels.row_tiles import (
     OFF,
     inverse_rms,
@@ -35,25 +36,9 @@ def lm_head_ref(
 
 
 @triton.jit
-def fold_tile(
-    acc,
-    tile,
-    best,
-    best_id,
-    rms,
-    seed,
-    temperature,
-    position,
-    scale_ptr,
-    logits_ptr,
-    V,
-    SOFTCAP: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Turn a tile of products `[BLOCK, ROWS]` into logits and scores, and keep the best score of every place."""
-    token, rows = tile * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
-    ok = token < V
+def tile_logits(acc, token, ok, rms, scale_ptr, logits_ptr, V, SOFTCAP: tl.constexpr, ROWS: tl.constexpr):
+    """A tile of products `[BLOCK, ROWS]` as logits, written where somebody asks for them."""
+    rows = tl.arange(0, ROWS)
     logits = acc * rms[None, :]
     if scale_ptr is not None:
         logits *= tl.load(scale_ptr + token, mask=ok)[:, None]
@@ -64,6 +49,12 @@ def fold_tile(
         # turned, so that a row's neighbours are written side by side
         pointers = logits_ptr + rows.to(tl.int64)[:, None] * V + token[None, :]
         tl.store(pointers, tl.trans(logits).to(logits_ptr.dtype.element_ty), mask=ok[None, :])
+    return logits
+
+
+@triton.jit
+def fold_best(logits, token, ok, best, best_id, seed, temperature, position):
+    """Keep the best score of every place, and its id."""
     score = logits
     if tl.max(temperature) > 0.0:
         noise = gumbel_noise(
@@ -78,6 +69,32 @@ def fold_tile(
     score = tl.where(logits == logits, score, float("inf"))
     better = ok[:, None] & (score > best)
     return tl.where(better, score, best), tl.where(better, token[:, None], best_id)
+
+
+@triton.jit
+def fold_stats(logits, token, ok, peak, total, weighted, a, a_id, b, b_id, c, c_id):
+    """Fold a tile of logits into the running statistics of every place (row_stats.py)."""
+    z = tl.where(ok[:, None], logits, float("-inf"))
+    one = tl.where(z == float("-inf"), 0.0, 1.0)
+    # relative to itself a logit weighs one, and an impossible one nothing
+    peak, total, weighted = grow_sums(peak, total, weighted, z, one, tl.where(one > 0.0, z, 0.0))
+    a, a_id, b, b_id, c, c_id = grow_top(a, a_id, b, b_id, c, c_id, z, token[:, None] + tl.zeros_like(a_id))
+    return peak, total, weighted, a, a_id, b, b_id, c, c_id
+
+
+@triton.jit
+def store_stats(values_ptr, ids_ptr, program, peak, total, weighted, a, a_id, b, b_id, c, c_id, ROWS: tl.constexpr):
+    """Leave one part a row of the statistics of all places."""
+    values_ptr += program * (6 * ROWS) + tl.arange(0, ROWS)
+    ids_ptr += program * (3 * ROWS) + tl.arange(0, ROWS)
+    peak, total, weighted = sum_places(peak, total, weighted)
+    tl.store(values_ptr, peak)
+    tl.store(values_ptr + ROWS, total)
+    tl.store(values_ptr + 2 * ROWS, weighted)
+    for place in tl.static_range(3):
+        top, top_id, a, a_id, b, b_id, c, c_id = take_top(a, a_id, b, b_id, c, c_id)
+        tl.store(values_ptr + (3 + place) * ROWS, top)
+        tl.store(ids_ptr + place * ROWS, top_id)
 
 
 @triton.jit
@@ -96,6 +113,8 @@ def lm_head_kernel(
     score_ptr,
     id_ptr,
     logits_ptr,
+    values_ptr,
+    value_ids_ptr,
     V,
     K,
     eps,
@@ -113,6 +132,7 @@ def lm_head_kernel(
     PDL: tl.constexpr,
 ):
     release_dependents(PDL)
+    STATS: tl.constexpr = values_ptr is not None
     program, programs = tl.program_id(0), tl.num_programs(0)
     index, rows = tl.arange(0, BLOCK), tl.arange(0, ROWS)
     seq = tl.load(seq_ptr + rows)
@@ -129,9 +149,14 @@ def lm_head_kernel(
         ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL,
     )  # fmt: skip
     rms = inverse_rms(squares, K, eps)
-    best, best_id = fold_tile(
-        acc, program, best, best_id, rms, seed, temperature, position, scale_ptr, logits_ptr, V, SOFTCAP, ROWS, BLOCK
-    )
+    logits = tile_logits(acc, token, token < V, rms, scale_ptr, logits_ptr, V, SOFTCAP, ROWS)
+    best, best_id = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
+    if STATS:
+        low, no_id = tl.full((BLOCK, ROWS), float("-inf"), tl.float32), tl.full((BLOCK, ROWS), 2147483647, tl.int32)
+        zero = tl.zeros((BLOCK, ROWS), tl.float32)
+        peak, total, weighted, a, a_id, b, b_id, c, c_id = fold_stats(
+            logits, token, token < V, low, zero, zero, low, no_id, low, no_id, low, no_id
+        )
     for tile in range(program + programs, tl.cdiv(V, BLOCK), programs):
         token = tile * BLOCK + index
         if ROWS == 1:
@@ -140,14 +165,17 @@ def lm_head_kernel(
             acc = sums[:, None]
         else:
             acc = many_row_product(normed_ptr, w_ptr, token, token < V, 0, K, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES)
-        best, best_id = fold_tile(
-            acc, tile, best, best_id, rms, seed, temperature, position, scale_ptr, logits_ptr, V, SOFTCAP, ROWS, BLOCK
-        )
-    top = tl.max(best, 0)
-    # of equal scores the lowest id
-    top_id = tl.min(tl.where(best == top[None, :], best_id, 2147483647), 0)
+        logits = tile_logits(acc, token, token < V, rms, scale_ptr, logits_ptr, V, SOFTCAP, ROWS)
+        best, best_id = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
+        if STATS:
+            peak, total, weighted, a, a_id, b, b_id, c, c_id = fold_stats(
+                logits, token, token < V, peak, total, weighted, a, a_id, b, b_id, c, c_id
+            )
+    top, top_id, _ = best_place(best, best_id)
     tl.store(score_ptr + program * ROWS + rows, top)
     tl.store(id_ptr + program * ROWS + rows, top_id)
+    if STATS:
+        store_stats(values_ptr, value_ids_ptr, program, peak, total, weighted, a, a_id, b, b_id, c, c_id, ROWS)
 
 
 def lm_head(
@@ -165,6 +193,7 @@ def lm_head(
     scores: Tensor,
     ids: Tensor,
     logits: Tensor | None,
+    stats: StatParts | None = None,
     *,
     num_tokens: int,
     eps: float,
@@ -177,7 +206,8 @@ def lm_head(
     depth, seq: int32 `[N]`; cache_len: int32, seed: int64, temperature: fp32, all `[S]`. num_tokens: ids from here on
     are padding of the vocabulary, and never computed. scores: fp32 `[P, N]` and ids: int32 `[P, N]`, written: the best
     score of each program and its id, the lowest at ties; P programs are started. A NaN gives the score +inf. logits:
-    `[N, num_tokens]` in any float type, written, or None.
+    `[N, num_tokens]` in any float type, written, or None. stats: of P programs, written, or None; of a row with a NaN
+    the sums alone say so.
     """
     n, k = h.shape
     lm_head_kernel[(scores.shape[0],)](
@@ -195,6 +225,8 @@ def lm_head(
         score_ptr=scores,
         id_ptr=ids,
         logits_ptr=logits,
+        values_ptr=None if stats is None else stats.values,
+        value_ids_ptr=None if stats is None else stats.ids,
         V=num_tokens,
         K=k,
         eps=eps,

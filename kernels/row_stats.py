@@ -1,8 +1,18 @@
-"""The statistics of a row of logits that acceptance rules use, so that no probabilities need to be kept."""
+"""The statistics of a row of logits that acceptance rules use, so that no probabilities need to be kept.
+
+On a GPU the LM head (lm_head.py) folds every tile of logits into running statistics, in one pass (Milakov and
+Gimelshein 2018 for the sum), and each of its programs leaves one part a row; what is here at the end puts the parts
+together.
+"""
 
 from typing import NamedTuple
 
+import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from pad_engine.kernels.row_tiles import OFF, release_dependents, wait_for_inputs
 
 TOP = 3
 
@@ -31,3 +41,130 @@ def row_stats_ref(logits: Tensor, top: int = TOP) -> RowStats:
     p = (rows - lse[:, None]).exp()
     entropy = lse - (p * rows.masked_fill(p == 0, 0.0)).sum(-1)
     return RowStats(top_id, top_logit, lse, entropy, top_logit[:, 0] - top_logit[:, 1])
+
+
+class StatParts(NamedTuple):
+    """What P programs leave of N rows: values fp32 `[P, 3 + TOP, N]`, which are the largest logit, the sum of
+    e = exp(z - largest), the sum of z e, and the TOP largest logits; ids int32 `[P, TOP, N]` of those."""
+
+    values: Tensor
+    ids: Tensor
+
+
+def empty_parts(programs: int, rows: int, device: torch.device) -> StatParts:
+    """Room for the parts of a launch."""
+    values = torch.empty(programs, 3 + TOP, rows, dtype=torch.float32, device=device)
+    return StatParts(values, torch.empty(programs, TOP, rows, dtype=torch.int32, device=device))
+
+
+@triton.jit
+def grow_sums(peak, total, weighted, other_peak, other_total, other_weighted):
+    """Two parts of a sum of exponentials, each relative to its own largest logit, as one."""
+    new_peak = tl.maximum(peak, other_peak)
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    shrink, other_shrink = tl.exp(peak - base), tl.exp(other_peak - base)
+    total = total * shrink + other_total * other_shrink
+    return new_peak, total, weighted * shrink + other_weighted * other_shrink
+
+
+@triton.jit
+def grow_top(a, a_id, b, b_id, c, c_id, z, z_id):
+    """The three largest of a >= b >= c and z. At ties what came first stays, so ids must come in their order."""
+    first, second, third = z > a, z > b, z > c
+    new_c = tl.where(second, b, tl.where(third, z, c))
+    new_c_id = tl.where(second, b_id, tl.where(third, z_id, c_id))
+    new_b, new_b_id = tl.where(first, a, tl.where(second, z, b)), tl.where(first, a_id, tl.where(second, z_id, b_id))
+    return tl.where(first, z, a), tl.where(first, z_id, a_id), new_b, new_b_id, new_c, new_c_id
+
+
+@triton.jit
+def best_place(a, a_id):
+    """The largest of `[BLOCK, ROWS]` along the first axis, its id, the lowest at ties, and where it is."""
+    top = tl.max(a, 0)
+    top_id = tl.min(tl.where(a == top[None, :], a_id, 2147483647), 0)
+    return top, top_id, (a == top[None, :]) & (a_id == top_id[None, :])
+
+
+@triton.jit
+def take_top(a, a_id, b, b_id, c, c_id):
+    """The largest of all `[BLOCK, ROWS]` places and its id, each `[ROWS]`, and the places without it."""
+    top, top_id, at = best_place(a, a_id)
+    a, a_id = tl.where(at, b, a), tl.where(at, b_id, a_id)
+    b, b_id = tl.where(at, c, b), tl.where(at, c_id, b_id)
+    return top, top_id, a, a_id, b, b_id, tl.where(at, float("-inf"), c), tl.where(at, 2147483647, c_id)
+
+
+@triton.jit
+def sum_places(peak, total, weighted):
+    """The sums of all `[BLOCK, ROWS]` places as one, each `[ROWS]`."""
+    top = tl.max(peak, 0)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    shrink = tl.exp(peak - base[None, :])
+    return top, tl.sum(total * shrink, 0), tl.sum(weighted * shrink, 0)
+
+
+@triton.jit
+def row_stats_kernel(
+    values_ptr,
+    ids_ptr,
+    top_id_ptr,
+    top_logit_ptr,
+    lse_ptr,
+    entropy_ptr,
+    margin_ptr,
+    ROWS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    release_dependents(PDL)
+    wait_for_inputs(PDL)
+    row, part = tl.program_id(0) + tl.arange(0, 1), tl.arange(0, BLOCK_P)
+    ok = (part < NUM_PARTS)[:, None]
+    values = values_ptr + part[:, None] * (6 * ROWS) + row[None, :]
+    ids = ids_ptr + part[:, None] * (3 * ROWS) + row[None, :]
+    peak, total, weighted = sum_places(
+        tl.load(values, mask=ok, other=float("-inf")),
+        tl.load(values + ROWS, mask=ok, other=0.0),
+        tl.load(values + 2 * ROWS, mask=ok, other=0.0),
+    )
+    lse = peak + tl.log(total)
+    tl.store(lse_ptr + row, lse)
+    tl.store(entropy_ptr + row, lse - weighted / total)
+    a = tl.load(values + 3 * ROWS, mask=ok, other=float("-inf"))
+    b = tl.load(values + 4 * ROWS, mask=ok, other=float("-inf"))
+    c = tl.load(values + 5 * ROWS, mask=ok, other=float("-inf"))
+    a_id = tl.load(ids, mask=ok, other=2147483647)
+    b_id = tl.load(ids + ROWS, mask=ok, other=2147483647)
+    c_id = tl.load(ids + 2 * ROWS, mask=ok, other=2147483647)
+    first, first_id, a, a_id, b, b_id, c, c_id = take_top(a, a_id, b, b_id, c, c_id)
+    second, second_id, a, a_id, b, b_id, c, c_id = take_top(a, a_id, b, b_id, c, c_id)
+    third, third_id, _ = best_place(a, a_id)
+    tl.store(margin_ptr + row, first - second)
+    tl.store(top_logit_ptr + row * 3, first)
+    tl.store(top_logit_ptr + row * 3 + 1, second)
+    tl.store(top_logit_ptr + row * 3 + 2, third)
+    tl.store(top_id_ptr + row * 3, first_id)
+    tl.store(top_id_ptr + row * 3 + 1, second_id)
+    tl.store(top_id_ptr + row * 3 + 2, third_id)
+
+
+def row_stats(parts: StatParts, out: RowStats, pdl: int) -> None:
+    """Launch: write the statistics of N rows, as row_stats_ref gives them, from what the LM head left of them. A row
+    with a NaN has a NaN in lse and entropy."""
+    programs, _, rows = parts.values.shape
+    row_stats_kernel[(rows,)](
+        values_ptr=parts.values,
+        ids_ptr=parts.ids,
+        top_id_ptr=out.top_id,
+        top_logit_ptr=out.top_logit,
+        lse_ptr=out.lse,
+        entropy_ptr=out.entropy,
+        margin_ptr=out.margin,
+        ROWS=rows,
+        NUM_PARTS=programs,
+        BLOCK_P=triton.next_power_of_2(programs),
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl != OFF,
+    )

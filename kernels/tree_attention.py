@@ -78,12 +78,24 @@ def turn(a, b, cos, sin, norm_ptr, eps, D: tl.constexpr, BLOCK_HALF: tl.constexp
 
 
 @triton.jit
-def finite_values(v_ptr, ok, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Values `[BLOCK, D]` of new rows. A masked value that is not finite would still turn the others' sums into NaN, so
-    it is cleared here; the row itself stays what it is. v_ptr: `[BLOCK]` pointers."""
+def new_values(v_ptr, ok, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Values `[BLOCK, D]` of new rows. v_ptr: `[BLOCK]` pointers."""
     width = tl.arange(0, BLOCK_D)
-    v = tl.load(v_ptr[:, None] + width[None, :], mask=ok[:, None] & (width < D)[None, :], other=0.0)
-    return tl.where(tl.abs(v.to(tl.float32)) < float("inf"), v, 0.0).to(v.dtype)
+    return tl.load(v_ptr[:, None] + width[None, :], mask=ok[:, None] & (width < D)[None, :], other=0.0)
+
+
+@triton.jit
+def clear_values(v):
+    """Values with zeros where they are not finite, and which rows `[BLOCK]` had such. A masked one would turn the sums
+    of rows that do not see it into NaN as well; those that do see it are spoiled by hand."""
+    finite = tl.abs(v.to(tl.float32)) < float("inf")
+    return tl.where(finite, v, 0.0).to(v.dtype), tl.min(finite.to(tl.int32), 1) == 0
+
+
+@triton.jit
+def spoil(total, seen, bad):
+    """The sums of rows, NaN for those that see a key whose value is not finite."""
+    return tl.where(tl.max((seen & bad[None, :]).to(tl.int32), 1) > 0, float("nan"), total)
 
 
 @triton.jit
@@ -268,9 +280,11 @@ def tree_attention_kernel(
     qa, qb = raw_halves(qkv_ptr + row * WIDTH + (head * GROUP + member % GROUP) * D, ok, D, BLOCK_HALF)
     new_ptr = qkv_ptr + (HEADS + head) * D
     na, nb = raw_halves(new_ptr + (first + t) * WIDTH, t_ok, D, BLOCK_HALF)
-    nv = finite_values(new_ptr + KV_HEADS * D + (first + t) * WIDTH, t_ok, D, BLOCK_D)
+    nv = new_values(new_ptr + KV_HEADS * D + (first + t) * WIDTH, t_ok, D, BLOCK_D)
     qa, qb = turn(qa, qb, cos, sin, q_norm_ptr, eps, D, BLOCK_HALF)
     na, nb = turn(na, nb, t_cos, t_sin, k_norm_ptr, eps, D, BLOCK_HALF)
+    if ROWS > 1:
+        nv, bad = clear_values(nv)
     if own & (block == 0):
         if TO_PREFIX:
             slots, fits = scratch + t_position % ring, t_ok & (t_position < capacity)
@@ -294,6 +308,7 @@ def tree_attention_kernel(
             if WINDOW is not None:
                 seen = seen & (t_position[None, :] > position[:, None] - WINDOW)
             peak, total, acc = attend(qa, qb, na, nb, nv, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
+            total = spoil(total, seen, bad)
 
     for start in range(begin, end, BLOCK_S):
         key = start + tl.arange(0, BLOCK_S)
@@ -307,7 +322,7 @@ def tree_attention_kernel(
             fresh = (key >= length) & (key < reach)
             new = new_ptr + (first + key - length) * WIDTH
             sa, sb = raw_halves(new, fresh, D, BLOCK_HALF)
-            sv = finite_values(new + KV_HEADS * D, fresh, D, BLOCK_D)
+            sv, s_bad = clear_values(new_values(new + KV_HEADS * D, fresh, D, BLOCK_D))
             s_cos, s_sin = angles(key, fresh, cos_ptr, sin_ptr, D, BLOCK_HALF)
             sa, sb = turn(sa, sb, s_cos, s_sin, k_norm_ptr, eps, D, BLOCK_HALF)
             ka = tl.where(fresh[:, None], sa, ka)
@@ -321,6 +336,8 @@ def tree_attention_kernel(
             held = length - 1 - (length - 1 - key) % ring
             seen = seen & (held[None, :] > position[:, None] - WINDOW)
         peak, total, acc = attend(qa, qb, ka, kb, v, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
+        if STRICT:
+            total = spoil(total, seen, s_bad)
         ka, kb, v = next_a, next_b, next_v
 
     width = tl.arange(0, BLOCK_D)
@@ -387,8 +404,8 @@ def tree_attention(
     ring = slots - scratch
     chunk = config.chunk
     if strict:
-        # absolute places: a split's range follows from the capacity alone
-        chunk = triton.cdiv(triton.cdiv(capacity, config.splits), config.block_s) * config.block_s
+        # absolute places: a split's range follows from the capacity alone, with rows that may reach behind it
+        chunk = triton.cdiv(triton.cdiv(capacity + n, config.splits), config.block_s) * config.block_s
     tree_attention_kernel[(kv_heads, config.splits, seqs * triton.cdiv(n * group, block_m))](
         qkv_ptr=qkv,
         k_ptr=layer[0],

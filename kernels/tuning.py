@@ -18,7 +18,8 @@ class TileConfig:
     """block: output columns of a program. block_k: elements of the reduction a step. split_k: programs that share one
     reduction. stages: depth of the software pipeline; at one row, of the unrolling. warps: of a program. per_core:
     programs that the persistent LM head starts on each multiprocessor. prefetch: columns of the weights that a program
-    asks for before it waits for its input."""
+    asks for before it waits for its input, 16 bytes a thread at least; rows of K elements are then multiples of 16
+    bytes."""
 
     block: int
     block_k: int
@@ -44,8 +45,8 @@ class TileConfig:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """splits: programs that share the prefix of one head. chunk: keys of the prefix below which one more program does
-    not pay. block_s: keys a step. warps: of a program."""
+    """splits: programs that share the prefix of one head, a power of two. chunk: keys of the prefix below which one
+    more program does not pay. block_s: keys a step. warps: of a program."""
 
     splits: int
     chunk: int = 256

@@ -128,14 +128,14 @@ class DeviceRequests(Mirror):
 class Reports:
     """What each round says to the host, in memory that both see: the host polls `counter` and never synchronises.
 
-    ring: int32 `[RING, num_seqs, REPORT_HEADER + MAX_ROWS + 1]`, the header then the emitted ids. counter: int32 `[1]`,
+    ring: int32 `[RING, num_seqs, REPORT_HEADER + MAX_ROWS + 1]`, the header then the emitted ids. counter: int64 `[1]`,
     the number of rounds whose reports are complete. round: int64 `[1]` on the device, the same number.
     """
 
     def __init__(self, num_seqs: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self.ring = torch.zeros(RING, num_seqs, REPORT_HEADER + MAX_ROWS + 1, dtype=torch.int32, pin_memory=pinned)
-        self.counter = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
+        self.counter = torch.zeros(1, dtype=torch.int64, pin_memory=pinned)
         self.round = torch.zeros(1, dtype=torch.int64, device=device)
         self.ring_view: Any = self.ring.numpy()
         self.counter_view: Any = self.counter.numpy()

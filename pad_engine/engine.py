@@ -67,7 +67,7 @@ def decode_round(
         if end_token < 0:
             raise NonFiniteError(f"the target's logits after position {len(state.ids) + len(path) - 2} are not finite")
         commit = state.commit(tree, path, end_token)
-        if rounds is not None and rounds.strict:
+        if rounds is not None and rounds.strict and not taps:
             cache.advance(state.seq, [tree.tokens[node] for node in commit.path])  # the rows are in their places
         else:
             cache.commit(state.seq, commit.path)
@@ -81,8 +81,8 @@ class Engine:
     target: the model. tokenizer: a transformers tokenizer. drafter: see drafters/drafter.py. rule: a rule, or "auto"
     for greedy at temperature 0 and match above. controller: decides how much is drafted. max_length: tokens of prompt
     and answer together, at most. eos_token_ids: any of them ends an answer. fused: rounds run on the fused kernels and,
-    on a GPU, as captured graphs; by default where there is one. strict: an answer in half precision does not depend on
-    how much was drafted, at a cost (docs/performance.md); chains only.
+    on a GPU, as captured graphs; by default where there is one. strict: an answer in half precision is that of every
+    strict engine of the same budget, whatever was drafted; chains only. Each round then costs what the largest does.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Engine:
         """The captured rounds, or None, with a warning, for a model that cannot have them."""
         reason = unsupported(self.target)
         if strict:
-            reason = reason or unsupported_strict(self.cache, self.controller.branching)
+            reason = reason or unsupported_strict(self.cache, self.controller.branching, bool(self.drafter.taps))
             if reason:
                 raise RequestError(f"strict mode cannot serve this engine: {reason}")
         elif reason:
@@ -153,7 +153,8 @@ class Engine:
         ids, handle = self._encode(prompt), Prefix()
         with self._serve(handle), torch.inference_mode():
             self.cache.reset(SEQ, len(ids))
-            prefill(self.target, self.cache, SEQ, ids[:-1], prefill_chunk(self.target.device))
+            chunk = prefill_chunk(self.target.device)
+            prefill(self.target, self.cache, SEQ, ids[:-1], chunk, rounds=self.rounds)
         return handle
 
     def cancel(self) -> None:
@@ -217,7 +218,7 @@ class Engine:
             text = TextStream(self.tokenizer, params.stop_texts, params.min_tokens)
             stats.reused_tokens = self._begin(state, prefix)
             chunk = prefill_chunk(self.target.device)
-            prefill(self.target, self.cache, SEQ, ids[stats.reused_tokens : -1], chunk, self.cancelled)
+            prefill(self.target, self.cache, SEQ, ids[stats.reused_tokens : -1], chunk, self.cancelled, self.rounds)
             stats.prefill_seconds = clock.lap() / 1000
             nothing = last = Delta("", [], None if params.logprobs is None else [])
             for commit, piece, logprobs in self._rounds(state, rule, text):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pad_engine.device_round import FULL, MAX_ROWS, DeviceForest, DeviceRequests, Reports
-from pad_engine.errors import ModelError
+from pad_engine.errors import ModelError, RequestError
 from pad_engine.kernels.accept import accept_forest
 from pad_engine.kernels.kv_commit import kv_commit
 from pad_engine.kernels.row_tiles import OFF
@@ -26,7 +26,7 @@ from pad_engine.models.fused import FusedPass, row_pad
 from pad_engine.tree import DraftTree
 
 POLLS_A_CHECK = 100_000  # polls of the counter between two looks at whether the device has failed
-PLAIN, TREE, LOGITS = "plain", "tree", "logits"
+PLAIN, TREE, LOGITS, READ = "plain", "tree", "logits", "read"
 
 
 @runtime_checkable
@@ -43,7 +43,8 @@ class Rounds:
     """The graphs of one decoder and one cache, by kind and padded rows, and the buffers that they share.
 
     kinds: "plain" is a root alone, taken from where the last round left it; "tree" a forest that the host uploads;
-    "logits" the pass over such a forest alone, with its logits; a DeviceDraft makes its own forest. strict: see
+    "logits" the pass over such a forest alone, with its logits; "read" the layers alone over a chain that is surely
+    kept; a DeviceDraft makes its own forest. strict: see
     FusedPass; all rounds then have the rows of max_budget.
     """
 
@@ -89,20 +90,46 @@ class Rounds:
 
     def queue_tree(self, trees: Sequence[DraftTree]) -> int:
         """Queue a round over the trees of all sequences."""
-        self.forest.fill(trees)
+        self.fill(trees)
         return self.queue(TREE, sum(len(tree) for tree in trees))
 
     def logits_of(self, trees: Sequence[DraftTree]) -> Tensor:
         """fp32 `[N, num_tokens]` of a forest whose rows go to the scratch, to be committed by the cache."""
         nodes = sum(len(tree) for tree in trees)
         rows = self.rows_for(nodes)
-        self.requests.host["cache_len"][:] = self.cache.lengths
-        self.requests.upload()
-        self.forest.fill(trees)
+        self.upload_lengths()
+        self.fill(trees)
         if self.logits is None:
             self.logits = torch.empty(MAX_ROWS, self.fused.num_tokens, device=self.device)
         self.replay(LOGITS, rows)
         return self.logits[:nodes]
+
+    def can_read(self, seq: int, rows: int) -> bool:
+        """Whether `read` can take the next so many rows of a sequence: they fit a pass, and no ring wraps."""
+        fits = rows + len(self.cache.lengths) - 1 <= MAX_ROWS
+        return fits and all(self.cache.in_order(window, seq, rows) for window in self.cache.buffers)
+
+    def read(self, seq: int, tokens: Sequence[int]) -> None:
+        """Read tokens into a sequence's prefix, and count them there."""
+        # the other sequences have a row each, which is padding of theirs and lies behind their prefix
+        trees = [DraftTree.chain(tokens if other == seq else [0]) for other in range(len(self.cache.lengths))]
+        self.upload_lengths()
+        self.fill(trees)
+        self.replay(READ, MAX_ROWS if len(tokens) + len(trees) - 1 > 16 else 16)
+        self.cache.advance(seq, tokens)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # the images are free for the next upload
+
+    def upload_lengths(self) -> None:
+        """Tell the device how many tokens of each sequence the cache holds, where no accept kernel has counted them."""
+        self.requests.host["cache_len"][:] = self.cache.lengths
+        self.requests.upload()
+
+    def fill(self, trees: Sequence[DraftTree]) -> None:
+        """Put the trees into the image that a round uploads. RequestError for a branch in strict mode."""
+        if self.strict and any(parent != node - 1 for tree in trees for node, parent in enumerate(tree.parents)):
+            raise RequestError("strict mode verifies chains, and this drafter's tree has branches")
+        self.forest.fill(trees)
 
     def wait(self, index: int) -> None:
         """Until the round has reported; raises what the device has failed with."""
@@ -133,7 +160,7 @@ class Rounds:
         self.requests.done.fill_(FULL)
         try:
             launch()
-            self.queued += kind != LOGITS
+            self.queued += kind not in (LOGITS, READ)
         except torch.OutOfMemoryError as error:
             raise ModelError("no memory on the GPU for a round's buffers", "choose a smaller max_length") from error
         finally:
@@ -148,10 +175,13 @@ class Rounds:
         """Queue the kernels of one round, one by one."""
         requests, pdl = self.requests, self.fused.pdl[rows] != OFF
         forest, token = (self.root, requests.root) if kind == PLAIN else (self.forest, self.forest.token)
-        if kind in (TREE, LOGITS):
+        if kind in (TREE, LOGITS, READ):
             forest.upload()
         if not isinstance(kind, str):
             kind.queue_draft(requests, forest, rows)
+        if kind == READ:
+            self.fused.launch(rows, token, forest, requests, head=False)
+            return
         if kind == LOGITS:
             assert self.logits is not None
             self.fused.launch(rows, token, forest, requests, self.logits[:rows], keep=False)

@@ -109,7 +109,7 @@ def test_requests_that_need_logits(model: Callable[[str], Path], name: str) -> N
         eager, fused = (engine_of(folder, drafter, fused=fused, rule=rule, **options) for fused in (False, True))
         assert same(fused.generate(PROMPT, LOGITS[name]), eager.generate(PROMPT, LOGITS[name])), options
         assert fused.rounds is not None and fused.rounds.queued == 0
-        assert {kind for kind, _ in fused.rounds.replays} == {"logits"}
+        assert {kind for kind, _ in fused.rounds.replays} == {"read", "logits"}
 
 
 def test_where_an_answer_ends(model: Callable[[str], Path]) -> None:
@@ -155,9 +155,16 @@ def test_graphs_are_few_and_serve_every_request(model: Callable[[str], Path]) ->
     """One graph a kind and padded number of rows, whatever a request's length, draft and parameters."""
     engine = engine_of(model("llama"), Scripted(lambda ids: ids[: len(ids) % 3]), budget=64)
     for params in (SamplingParams(3, ignore_eos=True), LOGITS["top-k"], SamplingParams(2, 0.8, 3)):
-        engine.generate(PROMPT[: params.max_tokens * 2], params)
-    assert engine.rounds is not None and engine.rounds.num_graphs == 4
-    assert set(engine.rounds.replays) == {("plain", 1), ("tree", 16), ("logits", 1), ("logits", 16)}
+        engine.generate(PROMPT[: params.max_tokens * 7], params)
+    assert engine.rounds is not None and engine.rounds.num_graphs == 6
+    assert set(engine.rounds.replays) == {
+        ("read", 16),
+        ("read", 64),
+        ("plain", 1),
+        ("tree", 16),
+        ("logits", 1),
+        ("logits", 16),
+    }
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])

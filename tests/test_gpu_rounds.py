@@ -134,7 +134,8 @@ def test_memory_and_graphs_do_not_grow(make_model: Make) -> None:
     kinds = [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 9}, {"logprobs": 2, "frequency_penalty": 0.3}]
     requests = itertools.product([200, 1, 77, 130, 40], [40, 1, 9, 24, 3], kinds)
     cases = itertools.cycle([(some_ids(n), SamplingParams(m, seed=5, ignore_eos=True, **k)) for n, m, k in requests])
-    for prompt, params in itertools.islice(cases, 20):
+    # every kind once: a library loads a kernel of its own for many a length of a prompt
+    for prompt, params in itertools.islice(cases, 100):
         engine.generate(prompt, params)
     gc.collect()
     before, graphs = memory(), engine.rounds.num_graphs
@@ -143,7 +144,7 @@ def test_memory_and_graphs_do_not_grow(make_model: Make) -> None:
     gc.collect()
     growth = [now - then for now, then in zip(memory(), before, strict=True)]
     assert max(growth) < 2**20, growth
-    assert engine.rounds.num_graphs == graphs == 4
+    assert engine.rounds.num_graphs == graphs == 5  # one that reads short prompts beside four of rounds
 
 
 @pytest.mark.skipif(not CUDA, reason="nothing is captured")

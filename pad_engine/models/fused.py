@@ -35,7 +35,7 @@ def row_pad(rows: int) -> int:
 class FusedPass:
     """The kernels of one decoder on one cache, for every padded number of rows.
 
-    strict: a row's bits do not depend on the number of rows in its pass (docs/performance.md): all passes are padded to
+    strict: a row's bits do not depend on the number of rows in its pass (docs/design.md): all passes are padded to
     the same rows, and keys stand at absolute places. pdl: programmatic dependent launch (row_tiles.py); by default what
     was measured to be best, on cards that have it.
     """
@@ -122,11 +122,13 @@ class FusedPass:
         requests: DeviceRequests,
         logits: Tensor | None = None,
         keep: bool = True,
+        head: bool = True,
     ) -> None:
         """Queue one pass of `rows` (one of ROW_PADS) padded rows: all layers, and the LM head.
 
         token: int32, the rows' ids. logits: `[rows, num_tokens]` to be written, or None. keep: a root alone will surely
-        be kept, and goes to the prefix at once.
+        be kept, and goes to the prefix at once. head: False for a chain of a prompt, all of which goes to the prefix,
+        and of which nobody wants logits.
         """
         decoder, eps = self.decoder, self.decoder.config.rms_norm_eps
         down_block = self.tiles["down", rows].block
@@ -139,9 +141,11 @@ class FusedPass:
             squares, down_block, OFF,
         )  # fmt: skip
         for position, layer in enumerate(decoder.layers):
-            self._attention(rows, position, layer, forest, requests, keep)
+            self._attention(rows, position, layer, forest, requests, not head or self.to_prefix(rows, keep))
             following = decoder.layers[position + 1].attention_norm if position + 1 < len(decoder.layers) else None
             self._mlp(rows, layer, decoder.final_norm if following is None else following)
+        if not head:
+            return
         scores, ids = self.partials(rows)
         lm_head(
             hidden, decoder.final_norm, normed, squares, decoder.lm_head.weight, None, forest.depth, forest.seq,
@@ -150,7 +154,7 @@ class FusedPass:
         )  # fmt: skip
 
     def _attention(
-        self, rows: int, position: int, layer: Layer, forest: DeviceForest, requests: DeviceRequests, keep: bool
+        self, rows: int, position: int, layer: Layer, forest: DeviceForest, requests: DeviceRequests, to_prefix: bool
     ) -> None:
         config, cache, pdl = self.decoder.config, self.cache, self.pdl[rows]
         squares = self.square_sums(self.squares, rows, self.tiles["down", rows].block)
@@ -166,7 +170,7 @@ class FusedPass:
             forest.mask_bits, forest.start, requests.cache_len, table[0], table[1], layer.q_norm, layer.k_norm,
             eps=config.rms_norm_eps, scale=config.attention_scale, softcap=config.attention_softcap,
             scratch=cache.scratch, capacity=cache.capacity, window=window, heads=config.num_heads,
-            config=self.attention[rows], to_prefix=self.to_prefix(rows, keep), strict=self.strict, pdl=pdl,
+            config=self.attention[rows], to_prefix=to_prefix, strict=self.strict, pdl=pdl,
         )  # fmt: skip
         self._residual("out", rows, self.attended, layer.out, layer.attention_post_norm, layer.mlp_norm)
 
@@ -218,10 +222,12 @@ def unsupported(decoder: Decoder) -> str | None:
     return None
 
 
-def unsupported_strict(cache: KVCache, branching: bool) -> str | None:
+def unsupported_strict(cache: KVCache, branching: bool, taps: bool) -> str | None:
     """Why rows cannot be made independent of their pass, or None."""
     if branching:
         return "trees with branches have no absolute places; choose trees=chain"
+    if taps:
+        return "a drafter that taps hidden states is served by other kernels"
     if any(window is not None and window < cache.capacity for window in cache.buffers):
         return "a ring of keys has no room for rows that may yet be rejected; choose max_length within the window"
     return None
