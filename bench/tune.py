@@ -165,39 +165,33 @@ Job = tuple[Product, list[TileConfig], bool]
 AttentionJob = tuple[Heads, list[AttentionConfig], bool]
 
 
+def runs(launch: Callable[[], None]) -> bool:
+    """Compile a candidate into the cache on disk, by launching it; False if the card cannot run it."""
+    try:
+        launch()
+        torch.cuda.synchronize()
+    except Exception as error:  # too much shared memory or too many registers, in several types of error
+        if "illegal" in str(error):
+            raise
+        return False
+    return True
+
+
 def compile_some(jobs: list[Job]) -> list[tuple[Product, TileConfig]]:
-    """Compile candidates into the cache on disk, by launching each; returns those that the card can run."""
-    torch.cuda.init()
+    """Compile candidates of products; returns those that the card can run."""
     valid = []
     for product, configs, pdl in jobs:
         case = Case(product, 1, pdl)
-        for config in configs:
-            try:
-                case.launch(config, case.weights[0])
-                torch.cuda.synchronize()
-            except Exception as error:  # too much shared memory or too many registers, in several types of error
-                if "illegal" in str(error):
-                    raise
-                continue
-            valid.append((product, config))
+        valid += [(product, config) for config in configs if runs(partial(case.chain, config))]
     return valid
 
 
 def compile_attention(jobs: list[AttentionJob]) -> list[tuple[Heads, AttentionConfig]]:
     """The same for attentions."""
-    torch.cuda.init()
     valid = []
     for heads, configs, pdl in jobs:
         case = AttentionCase(heads, 1, pdl)
-        for config in configs:
-            try:
-                case.queue(config)
-                torch.cuda.synchronize()
-            except Exception as error:
-                if "illegal" in str(error):
-                    raise
-                continue
-            valid.append((heads, config))
+        valid += [(heads, config) for config in configs if runs(partial(case.queue, config))]
     return valid
 
 

@@ -208,6 +208,7 @@ class Rounds:
 def capture(queue: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """A graph of what `queue` launches. Its kernels must have been compiled, and every buffer must outlive it."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # what other threads do on the device meanwhile is theirs
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         queue()
     return graph

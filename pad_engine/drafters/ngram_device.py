@@ -4,24 +4,19 @@ Every round drafts as deep as it may, match or not: a round without one costs wh
 whose drafts the controller weighs, is the default; this one is for texts that repeat themselves and short steps.
 """
 
-from typing import Literal
-
 import torch
 
 from pad_engine.device_round import DeviceForest, DeviceRequests
+from pad_engine.drafters.none import NoDrafter
 from pad_engine.errors import RequestError
 from pad_engine.kernels.ngram_lookup import ngram_lookup
-from pad_engine.state import Commit, State
-from pad_engine.tree import DraftTree
 
 
-class DeviceNGram:
-    """min_match: shortest match that is used, in tokens. depth: tokens drafted at most."""
+class DeviceNGram(NoDrafter):
+    """On the host it proposes nothing, and requests whose rounds the host decides are decoded plainly.
 
-    captured = True
-    draft_probs: Literal["none"] = "none"
-    taps: tuple[int, ...] = ()
-    nbytes = 0
+    min_match: shortest match that is used, in tokens. depth: tokens drafted at most.
+    """
 
     def __init__(self, device: torch.device, depth: int, min_match: int = 2) -> None:
         if device.type != "cuda":
@@ -39,20 +34,3 @@ class DeviceNGram:
             forest.parent[:rows], forest.depth[:rows], forest.mask_bits[:rows], forest.start, self.best, self.ticket,
             self.min_match,
         )  # fmt: skip
-
-    def begin(self, prompt: list[int], reuse: bool = False) -> None:
-        """Nothing to remember: the device holds the sequence's ids."""
-
-    def evidence(self, state: State) -> int:
-        """None on the host."""
-        return -1
-
-    def propose(self, state: State) -> DraftTree:
-        """The root alone, in requests whose rounds the host decides."""
-        return DraftTree.chain([state.root])
-
-    def observe(self, commit: Commit) -> None:
-        """Nothing to learn."""
-
-    def reset(self) -> None:
-        """Nothing to forget."""

@@ -1,0 +1,153 @@
+"""The parts of the attention kernel (tree_attention.py): heads normed and rotated, tiles of the cache, and the softmax
+that takes them in step by step."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def angles(position, ok, cos_ptr, sin_ptr, D: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """cos and sin `[BLOCK, D / 2]`, fp32, of rows at some positions."""
+    half = tl.arange(0, BLOCK_HALF)
+    mask = ok[:, None] & (half < D // 2)[None, :]
+    # the table's sine carries the rotation's minus sign in its first half
+    place = position.to(tl.int64)[:, None] * D + D // 2 + half[None, :]
+    cos = tl.load(cos_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    return cos, tl.load(sin_ptr + place, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def raw_halves(head_ptr, ok, D: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """The halves `[BLOCK, D / 2]` of one head of some rows, as the product left them. head_ptr: `[BLOCK]` pointers."""
+    half = tl.arange(0, BLOCK_HALF)
+    mask = ok[:, None] & (half < D // 2)[None, :]
+    pointers = head_ptr[:, None] + half[None, :]
+    return tl.load(pointers, mask=mask, other=0.0), tl.load(pointers + D // 2, mask=mask, other=0.0)
+
+
+@triton.jit
+def turn(a, b, cos, sin, norm_ptr, eps, D: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """Halves of heads normed, if norm_ptr `[D]` is given, and rotated: in fp32, then rounded to their type."""
+    dtype: tl.constexpr = a.dtype
+    a, b = a.to(tl.float32), b.to(tl.float32)
+    if norm_ptr is not None:
+        half = tl.arange(0, BLOCK_HALF)
+        rms = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
+        a *= rms * tl.load(norm_ptr + half, mask=half < D // 2, other=0.0).to(tl.float32)[None, :]
+        b *= rms * tl.load(norm_ptr + D // 2 + half, mask=half < D // 2, other=0.0).to(tl.float32)[None, :]
+    return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+
+
+@triton.jit
+def new_values(v_ptr, ok, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Values `[BLOCK, D]` of new rows. v_ptr: `[BLOCK]` pointers."""
+    width = tl.arange(0, BLOCK_D)
+    return tl.load(v_ptr[:, None] + width[None, :], mask=ok[:, None] & (width < D)[None, :], other=0.0)
+
+
+@triton.jit
+def clear_values(v):
+    """Values with zeros where they are not finite, and which rows `[BLOCK]` had such. A masked one would turn the sums
+    of rows that do not see it into NaN as well; those that do see it are spoiled by hand."""
+    finite = tl.abs(v.to(tl.float32)) < float("inf")
+    return tl.where(finite, v, 0.0).to(v.dtype), tl.min(finite.to(tl.int32), 1) == 0
+
+
+@triton.jit
+def spoil(total, seen, bad):
+    """The sums of rows, NaN for those that see a key whose value is not finite."""
+    return tl.where(tl.max((seen & bad[None, :]).to(tl.int32), 1) > 0, float("nan"), total)
+
+
+@triton.jit
+def capped(scores, SOFTCAP: tl.constexpr):
+    """Scores with the soft cap, if there is one, in units of log 2."""
+    if SOFTCAP is not None:
+        # tanh(x) = 2 sigmoid(2 x) - 1
+        scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
+    return scores * 1.4426950408889634
+
+
+@triton.jit
+def attend(
+    qa,
+    qb,
+    ka,
+    kb,
+    v,
+    seen,
+    peak,
+    total,
+    acc,
+    scale,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One step of the online softmax (Milakov and Gimelshein 2018): scores of a tile of keys, in base 2, folded into
+    the rows' running maximum, sum and weighted values. seen: bool `[BLOCK_M, keys]`."""
+    scores = tl.dot(qa, tl.trans(ka), input_precision=PRECISION)
+    scores = tl.dot(qb, tl.trans(kb), scores, input_precision=PRECISION)
+    scores = tl.where(seen, capped(scores * scale, SOFTCAP), float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a row that has seen nothing yet
+    shrink = tl.exp2(peak - base)
+    weights = tl.exp2(scores - base[:, None])
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return new_peak, total * shrink + tl.sum(weights, 1), acc
+
+
+@triton.jit
+def cached_tile(k_ptr, v_ptr, slots, ok, D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Keys as halves and values of some slots of one head: `[BLOCK, D / 2]` twice and `[BLOCK, D]`."""
+    half, width = tl.arange(0, BLOCK_HALF), tl.arange(0, BLOCK_D)
+    offset = slots.to(tl.int64)[:, None] * D
+    k_ok, v_ok = ok[:, None] & (half < D // 2)[None, :], ok[:, None] & (width < D)[None, :]
+    ka = tl.load(k_ptr + offset + half[None, :], mask=k_ok, other=0.0)
+    kb = tl.load(k_ptr + offset + D // 2 + half[None, :], mask=k_ok, other=0.0)
+    return ka, kb, tl.load(v_ptr + offset + width[None, :], mask=v_ok, other=0.0)
+
+
+@triton.jit
+def append(k_ptr, v_ptr, slots, ok, ka, kb, v, D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Write a tile's keys and values to slots of the cache."""
+    half, width = tl.arange(0, BLOCK_HALF), tl.arange(0, BLOCK_D)
+    offset = slots.to(tl.int64)[:, None] * D
+    k_ok, v_ok = ok[:, None] & (half < D // 2)[None, :], ok[:, None] & (width < D)[None, :]
+    tl.store(k_ptr + offset + half[None, :], ka, mask=k_ok)
+    tl.store(k_ptr + offset + D // 2 + half[None, :], kb, mask=k_ok)
+    tl.store(v_ptr + offset + width[None, :], v, mask=v_ok)
+
+
+@triton.jit
+def combine_splits(
+    part_ptr,
+    sums_ptr,
+    index,
+    ok,
+    active,
+    plane,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The softmax over all splits, from each split's maximum, sum and weighted values: total `[BLOCK_M]` and weighted
+    values `[BLOCK_M, D]`, added in the splits' order. Everything is read from L2: an earlier launch's parts may still
+    lie in this core's L1."""
+    width, split = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
+    d_ok = ok[:, None] & (width < D)[None, :]
+    places = (split[:, None] * plane + index[None, :]) * 2
+    there = (split < active)[:, None] & ok[None, :]
+    peaks = tl.load(sums_ptr + places, mask=there, other=float("-inf"), cache_modifier=".cg")
+    totals = tl.load(sums_ptr + places + 1, mask=there, other=0.0, cache_modifier=".cg")
+    peak = tl.max(peaks, 0)
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.exp2(peaks - base[None, :]) * totals, 0)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    # unrolled, so that several parts are on their way at once
+    for number in tl.range(0, active, loop_unroll_factor=8 if BLOCK_M == 16 else 2):
+        place = number * plane + index
+        own = tl.load(sums_ptr + place * 2, mask=ok, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(part_ptr + place[:, None] * D + width[None, :], mask=d_ok, other=0.0, cache_modifier=".cg")
+        acc += tl.exp2(own - base)[:, None] * part
+    return total, acc
