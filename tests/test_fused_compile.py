@@ -1,0 +1,119 @@
+"""The fused kernels compile for every supported generation of cards, with launch parameters that fit it.
+
+An interpreter that passes proves nothing of that. No GPU is needed, but a process of its own that does not interpret.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+# bytes of shared memory that a program may have, by compute capability
+SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+HALF = "h_ptr x_ptr norm_ptr normed_ptr w_ptr y_ptr qkv_ptr k_ptr v_ptr out_ptr cos_ptr sin_ptr".split()
+FLOAT = ("squares_ptr", "part_ptr", "sums_ptr", "temperature_ptr", "score_ptr", "values_ptr", "eps", "scale")
+LONG = ("seed_ptr", "mask_ptr")
+# hidden size, intermediate size, heads, key/value heads, head size, vocabulary: SmolLM2-135M and Llama-3.1-8B
+SHAPES = [(576, 1536, 9, 3, 64, 49152), (4096, 14336, 32, 8, 128, 128256)]
+
+
+def kind_of(name: str) -> str:
+    """The type of a kernel's argument."""
+    if name in HALF:
+        return "*bf16"
+    if name in LONG:
+        return "*i64"
+    return ("*" if name.endswith("_ptr") else "") + ("fp32" if name in FLOAT else "i32")
+
+
+def compiled(kernel: Any, values: dict[str, Any], capability: int, warps: int) -> dict[str, Any]:
+    """What the compiler makes of a kernel for a card."""
+    values = {name: value for name, value in values.items() if name in kernel.arg_names}
+    signature = {name: "constexpr" if name in values else kind_of(name) for name in kernel.arg_names}
+    # sizes and pointers are multiples of 16, as a launch finds out by itself
+    whole = [i for i, name in enumerate(kernel.arg_names) if name not in values and name not in ("eps", "scale")]
+    attrs = {(i,): [["tt.divisibility", 16]] for i in whole}
+    source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=attrs)
+    target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
+    result = triton.compile(source, target=target, options={"num_warps": warps})
+    ptx = result.asm["ptx"]
+    return {
+        "kernel": kernel.__name__,
+        "capability": capability,
+        "rows": values["ROWS"],
+        "shared": result.metadata.shared,
+        "waits": "griddepcontrol.wait" in ptx,
+        "prefetches": "cp.async.bulk.prefetch" in ptx,
+        "tensor_cores": "mma" in ptx,
+    }
+
+
+def compile_all() -> list[dict[str, Any]]:
+    """Every fused kernel, with the parameters that a card without a table takes."""
+    from pad_engine.kernels.linear_residual import linear_residual_kernel
+    from pad_engine.kernels.lm_head import lm_head_kernel
+    from pad_engine.kernels.norm_gated import norm_gated_kernel
+    from pad_engine.kernels.norm_linear import norm_linear_kernel
+    from pad_engine.kernels.tree_attention import tree_attention_kernel
+    from pad_engine.kernels.tuning import default_config
+
+    found = []
+    none = dict.fromkeys(["bias_ptr", "scale_ptr", "logits_ptr", "q_norm_ptr", "k_norm_ptr", "WINDOW", "SOFTCAP"])
+    for width, inner, heads, kv_heads, head_dim, vocab in SHAPES:
+        products = {
+            "qkv": (norm_linear_kernel, (heads + 2 * kv_heads) * head_dim, width),
+            "gate_up": (norm_gated_kernel, 2 * inner, width),
+            "down": (linear_residual_kernel, width, inner),
+            "lm_head": (lm_head_kernel, vocab, width),
+        }
+        for rows, capability in [(1, 90), (16, 90), (64, 89), (1, 80)]:
+            pdl = int(capability == 90)
+            more = {"ROWS": rows, "PDL": pdl, "NUM_SQUARES": 64, "BLOCK_SQUARES": 64, "ACT": "silu"}
+            more |= {"ADD": True, "NORM": rows > 1, "SQUARES": rows > 1}
+            for op, (kernel, m, k) in products.items():
+                config = default_config(op, rows, m, k)
+                tile = config.arguments(k) | {"PREFETCH": 1024 if pdl else 0}
+                # statistics beside the pick for a few rows, as rules ask for them
+                parts = {} if rows == 16 else dict.fromkeys(["values_ptr", "value_ids_ptr"])
+                found.append(compiled(kernel, none | parts | more | tile, capability, config.warps))
+            half = triton.next_power_of_2(head_dim // 2)
+            tile = {"BLOCK_M": min(64, max(16, 4 * rows)), "BLOCK_S": 64, "BLOCK_T": rows, "BLOCK_HALF": half}
+            tile |= {"BLOCK_D": 2 * half, "SPLITS": 32, "HEADS": heads, "KV_HEADS": kv_heads, "D": head_dim}
+            tile |= {"TO_PREFIX": rows == 1, "STRICT": rows == 16}
+            found.append(compiled(tree_attention_kernel, none | more | tile, capability, 4))
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("compiled")
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder)}
+    run = subprocess.run([sys.executable, Path(__file__)], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_every_kernel_fits_its_card(kernels: list[dict[str, Any]]) -> None:
+    assert len(kernels) == 2 * 4 * 5
+    assert [kernel for kernel in kernels if kernel["shared"] > SHARED[kernel["capability"]]] == []
+
+
+def test_kernels_wait_and_prefetch_where_the_card_can(kernels: list[dict[str, Any]]) -> None:
+    for kernel in kernels:
+        hopper = kernel["capability"] == 90
+        assert kernel["waits"] == hopper, kernel
+        assert kernel["prefetches"] == (hopper and kernel["kernel"] != "tree_attention_kernel"), kernel
+
+
+def test_several_rows_run_on_tensor_cores(kernels: list[dict[str, Any]]) -> None:
+    for kernel in kernels:
+        assert kernel["tensor_cores"] == (kernel["rows"] > 1 or kernel["kernel"] == "tree_attention_kernel"), kernel
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_all()))
