@@ -15,7 +15,20 @@ import triton
 
 # bytes of shared memory that a program may have, by compute capability
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-HALF = ["h_ptr", "x_ptr", "norm_ptr", "normed_ptr", "w_ptr", "y_ptr", "qkv_ptr", "k_ptr", "v_ptr", "out_ptr", "cos_ptr", "sin_ptr"]
+HALF = [
+    "h_ptr",
+    "x_ptr",
+    "norm_ptr",
+    "normed_ptr",
+    "w_ptr",
+    "y_ptr",
+    "qkv_ptr",
+    "k_ptr",
+    "v_ptr",
+    "out_ptr",
+    "cos_ptr",
+    "sin_ptr",
+]
 FLOAT = ("squares_ptr", "part_ptr", "sums_ptr", "temperature_ptr", "score_ptr", "values_ptr", "eps", "scale")
 LONG = ("seed_ptr", "mask_ptr")
 # hidden size, intermediate size, heads, key/value heads, head size, vocabulary: SmolLM2-135M and Llama-3.1-8B
