@@ -312,6 +312,8 @@ def accept_forest(
     of rows, and the emitted tokens. counter `[1]` in int32 or int64, after all else: the number of rounds. report and
     counter may lie in pinned memory of the host.
 
+    pdl: the launch overlaps the kernel ahead of it, which may write the parts and nothing else of the above.
+
     judge: a `@triton.jit` function from (token, pick of the judging row) `[B]` to (accept bool, score fp32) `[B]`.
     """
     block_rows = path.shape[1]

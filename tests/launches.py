@@ -43,6 +43,10 @@ def bits(x: Tensor) -> Tensor:
     return x.view(WORDS[x.dtype.itemsize])
 
 
+def host_bits(x: Tensor) -> Tensor:
+    return bits(x.cpu())
+
+
 def nans(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """An output that nobody has written."""
     return torch.full(shape, torch.nan, dtype=dtype, device=DEVICE)
@@ -58,6 +62,8 @@ def ints(values, dtype: torch.dtype = torch.int32) -> Tensor:
 
 def repeat(launch: Callable[[], None], *written: Tensor) -> None:
     """Launch from the same state, on a GPU many times; what it writes has the same bits each time."""
+    if CUDA:
+        torch.cuda.synchronize()  # what a pass does not write is read ahead of the wait, and must be there
     before = [tensor.clone() for tensor in written]
     launch()
     first = [tensor.clone() for tensor in written]
