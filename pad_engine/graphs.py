@@ -44,8 +44,7 @@ class Rounds:
 
     kinds: "plain" is a root alone, taken from where the last round left it; "tree" a forest that the host uploads;
     "logits" the pass over such a forest alone, with its logits; "read" the layers alone over a chain that is surely
-    kept; a DeviceDraft makes its own forest. strict: see
-    FusedPass; all rounds then have the rows of max_budget.
+    kept; a DeviceDraft makes its own forest. strict: see FusedPass; all rounds then have the rows of max_budget.
     """
 
     def __init__(
