@@ -38,10 +38,12 @@ def attentions(shape: str, rows: int) -> Heads:
 
 def candidates(heads: Heads) -> Iterator[AttentionConfig]:
     """Parameters that may be good."""
-    for block_s, warps, chunk, splits in itertools.product((64, 128), (4, 8), (64, 128, 256), (16, 32, 64)):
-        tile = block_s * heads.head_dim * 2 * 2 * 2 // (32 * warps)  # bytes a thread, of two tiles of keys and values
-        if 64 <= tile <= 512 and chunk >= block_s and splits * heads.kv_heads >= 96:
-            yield AttentionConfig(splits, chunk, block_s, warps)
+    for block_s, warps, chunk, splits, stages in itertools.product(
+        (64, 128), (4, 8), (64, 128, 256), (16, 32, 64), (2, 3)
+    ):
+        shared = stages * block_s * heads.head_dim * 4  # bytes of keys and values
+        if shared <= 128 * 1024 and chunk >= block_s and splits * heads.kv_heads >= 96:
+            yield AttentionConfig(splits, chunk, block_s, warps, stages)
 
 
 class AttentionCase:

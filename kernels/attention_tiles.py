@@ -4,6 +4,8 @@ that takes them in step by step."""
 import triton
 import triton.language as tl
 
+from pad_engine.kernels.row_tiles import prefetch
+
 
 @triton.jit
 def angles(position, ok, cos_ptr, sin_ptr, D: tl.constexpr, BLOCK_HALF: tl.constexpr):
@@ -69,42 +71,60 @@ def capped(scores, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def join_halves(a, b, BLOCK: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """Halves of heads `[BLOCK, BLOCK_HALF]` side by side."""
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (BLOCK, 2 * BLOCK_HALF))
+
+
+@triton.jit
 def attend(
-    qa,
-    qb,
-    ka,
-    kb,
+    q,
+    k,
     v,
     seen,
     peak,
-    total,
     acc,
     scale,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One step of the online softmax (Milakov and Gimelshein 2018): scores of a tile of keys, in base 2, folded into
-    the rows' running maximum, sum and weighted values. seen: bool `[BLOCK_M, keys]`."""
-    scores = tl.dot(qa, tl.trans(ka), input_precision=PRECISION)
-    scores = tl.dot(qb, tl.trans(kb), scores, input_precision=PRECISION)
+    the rows' running maximum and weighted values. seen: bool `[BLOCK_M, keys]`. Returns both, by what earlier sums
+    shrink `[BLOCK_M]`, and the keys' weights `[BLOCK_M, keys]`, which the caller sums."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     scores = tl.where(seen, capped(scores * scale, SOFTCAP), float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a row that has seen nothing yet
     shrink = tl.exp2(peak - base)
     weights = tl.exp2(scores - base[:, None])
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return new_peak, total * shrink + tl.sum(weights, 1), acc
+    return new_peak, acc, shrink, weights
 
 
 @triton.jit
 def cached_tile(k_ptr, v_ptr, slots, ok, D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Keys as halves and values of some slots of one head: `[BLOCK, D / 2]` twice and `[BLOCK, D]`."""
-    half, width = tl.arange(0, BLOCK_HALF), tl.arange(0, BLOCK_D)
+    """Keys `[BLOCK, 2 BLOCK_HALF]`, halves side by side as join_halves puts them, and values `[BLOCK, BLOCK_D]` of some
+    slots of one head."""
+    width, column = tl.arange(0, BLOCK_D), tl.arange(0, 2 * BLOCK_HALF)
+    inside = column < D
+    if D != 2 * BLOCK_HALF:
+        # a half of an odd size has columns of nothing behind it
+        inside = column % BLOCK_HALF < D // 2
+        column = column // BLOCK_HALF * (D // 2) + column % BLOCK_HALF
     offset = slots.to(tl.int64)[:, None] * D
-    k_ok, v_ok = ok[:, None] & (half < D // 2)[None, :], ok[:, None] & (width < D)[None, :]
-    ka = tl.load(k_ptr + offset + half[None, :], mask=k_ok, other=0.0)
-    kb = tl.load(k_ptr + offset + D // 2 + half[None, :], mask=k_ok, other=0.0)
-    return ka, kb, tl.load(v_ptr + offset + width[None, :], mask=v_ok, other=0.0)
+    k = tl.load(k_ptr + offset + column[None, :], mask=ok[:, None] & inside[None, :], other=0.0)
+    return k, tl.load(v_ptr + offset + width[None, :], mask=ok[:, None] & (width < D)[None, :], other=0.0)
+
+
+@triton.jit
+def prefetch_keys(k_ptr, v_ptr, count, D: tl.constexpr, BLOCK_S: tl.constexpr, THREADS: tl.constexpr):
+    """Ask for the keys and values of `count` slots that follow one another, at most BLOCK_S, to be brought to L2."""
+    ITEM: tl.constexpr = k_ptr.dtype.element_ty.primitive_bitwidth // 8
+    SHARE: tl.constexpr = (BLOCK_S * D // THREADS + 7) // 8 * 8  # elements a thread, of 16 bytes at least
+    start = tl.arange(0, THREADS) * SHARE
+    nbytes = tl.minimum(SHARE, count * D - start) * ITEM
+    prefetch(k_ptr + start, nbytes)
+    prefetch(v_ptr + start, nbytes)
 
 
 @triton.jit

@@ -33,6 +33,19 @@ def wait_for_inputs(PDL: tl.constexpr):
 
 
 @triton.jit
+def prefetch(pointers, nbytes):
+    """Ask for nbytes from each pointer on, to be brought to L2, and go on. Both are multiples of 16; 0 or less: none."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointers.to(tl.int64), nbytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def prefetch_rows(
     w_ptr, weight_rows, k_begin, k_end, K, BLOCK: tl.constexpr, PREFETCH: tl.constexpr, THREADS: tl.constexpr
 ):
@@ -44,16 +57,7 @@ def prefetch_rows(
     COLUMNS: tl.constexpr = PREFETCH // SEGMENTS
     ITEM: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
     start = k_begin + (tl.arange(0, BLOCK * SEGMENTS) % SEGMENTS) * COLUMNS
-    nbytes = tl.minimum(COLUMNS, k_end - start) * ITEM
-    address = (w_ptr + weight_rows.to(tl.int64) * K + start).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [address, nbytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    prefetch(w_ptr + weight_rows.to(tl.int64) * K + start, tl.minimum(COLUMNS, k_end - start) * ITEM)
 
 
 @triton.constexpr_function

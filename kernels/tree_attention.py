@@ -22,7 +22,9 @@ from pad_engine.kernels.attention_tiles import (
     capped,
     clear_values,
     combine_splits,
+    join_halves,
     new_values,
+    prefetch_keys,
     raw_halves,
     spoil,
     turn,
@@ -96,6 +98,8 @@ def tree_attention_kernel(
     SPLITS: tl.constexpr,
     TO_PREFIX: tl.constexpr,
     STRICT: tl.constexpr,
+    STAGES: tl.constexpr,
+    THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release_dependents(PDL)
@@ -131,8 +135,9 @@ def tree_attention_kernel(
     end = tl.minimum(begin + chunk, reach)
 
     # the prefix does not change during the pass, so its first keys are on their way before the wait
-    key = begin + tl.arange(0, BLOCK_S)
-    ka, kb, v = cached_tile(k_ptr, v_ptr, scratch + key, key < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D)
+    if PDL > 0 and D % 8 == 0:
+        slot = (scratch + begin).to(tl.int64) * D
+        prefetch_keys(k_ptr + slot, v_ptr + slot, tl.minimum(end, filled) - begin, D, BLOCK_S, THREADS)
     cos, sin = angles(position, ok, cos_ptr, sin_ptr, D, BLOCK_HALF)
     # the rows of the pass itself go to the last split, which has the fewest keys of the prefix
     own = split == active - 1
@@ -157,6 +162,7 @@ def tree_attention_kernel(
             slots, fits = scratch - 1 - t, t_ok
         append(k_ptr, v_ptr, slots, fits, na, nb, nv, D, BLOCK_HALF, BLOCK_D)
 
+    q = join_halves(qa, qb, BLOCK_M, BLOCK_HALF)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -172,26 +178,25 @@ def tree_attention_kernel(
             seen = (((bits[:, None] >> (first + t).to(tl.int64)[None, :]) & 1) != 0) & t_ok[None, :]
             if WINDOW is not None:
                 seen = seen & (t_position[None, :] > position[:, None] - WINDOW)
-            peak, total, acc = attend(qa, qb, na, nb, nv, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
-            total = spoil(total, seen, bad)
+            new = join_halves(na, nb, BLOCK_T, BLOCK_HALF)
+            peak, acc, _, weights = attend(q, new, nv, seen, peak, acc, scale, SOFTCAP, PRECISION)
+            total = spoil(tl.sum(weights, 1), seen, bad)
 
-    for start in range(begin, end, BLOCK_S):
+    # few rows spread a tile's keys over all warps: their weights are summed place by place, and the warps meet once
+    SPREAD: tl.constexpr = BLOCK_M == 16
+    sums = tl.zeros((BLOCK_M, BLOCK_S if SPREAD else 1), tl.float32)
+    for start in tl.range(begin, end, BLOCK_S, num_stages=STAGES):
         key = start + tl.arange(0, BLOCK_S)
-        # the next keys are on their way while these are attended to
-        following = key + BLOCK_S
-        next_a, next_b, next_v = cached_tile(
-            k_ptr, v_ptr, scratch + following, following < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D
-        )
+        k, v = cached_tile(k_ptr, v_ptr, scratch + key, key < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D)
         if STRICT:
             # new keys stand at their absolute places, and are what the cache will hold of them
             fresh = (key >= length) & (key < reach)
-            new = new_ptr + (first + key - length) * WIDTH
-            sa, sb = raw_halves(new, fresh, D, BLOCK_HALF)
-            sv, s_bad = clear_values(new_values(new + KV_HEADS * D, fresh, D, BLOCK_D))
+            new_rows = new_ptr + (first + key - length) * WIDTH
+            sa, sb = raw_halves(new_rows, fresh, D, BLOCK_HALF)
+            sv, s_bad = clear_values(new_values(new_rows + KV_HEADS * D, fresh, D, BLOCK_D))
             s_cos, s_sin = angles(key, fresh, cos_ptr, sin_ptr, D, BLOCK_HALF)
             sa, sb = turn(sa, sb, s_cos, s_sin, k_norm_ptr, eps, D, BLOCK_HALF)
-            ka = tl.where(fresh[:, None], sa, ka)
-            kb = tl.where(fresh[:, None], sb, kb)
+            k = tl.where(fresh[:, None], join_halves(sa, sb, BLOCK_S, BLOCK_HALF), k)
             v = tl.where(fresh[:, None], sv, v)
             seen = (key < end)[None, :] & (key[None, :] <= position[:, None])
         else:
@@ -200,10 +205,16 @@ def tree_attention_kernel(
             # the position that each slot of the ring holds
             held = length - 1 - (length - 1 - key) % ring
             seen = seen & (held[None, :] > position[:, None] - WINDOW)
-        peak, total, acc = attend(qa, qb, ka, kb, v, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
+        peak, acc, shrink, weights = attend(q, k, v, seen, peak, acc, scale, SOFTCAP, PRECISION)
+        total *= shrink
+        if SPREAD:
+            sums = sums * shrink[:, None] + weights
+        else:
+            total += tl.sum(weights, 1)
         if STRICT:
             total = spoil(total, seen, s_bad)
-        ka, kb, v = next_a, next_b, next_v
+    if SPREAD:
+        total += tl.sum(sums, 1)
 
     width = tl.arange(0, BLOCK_D)
     index = row * HEADS + head * GROUP + member % GROUP
@@ -309,6 +320,8 @@ def tree_attention(
         SPLITS=config.splits,
         TO_PREFIX=to_prefix,
         STRICT=strict,
+        STAGES=config.stages,
+        THREADS=32 * config.warps,
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl != OFF,
