@@ -34,7 +34,7 @@ def wait_for_inputs(PDL: tl.constexpr):
 
 @triton.jit
 def prefetch(pointers, nbytes):
-    """Ask for nbytes from each pointer on, to be brought to L2, and go on. Both are multiples of 16; 0 or less: none."""
+    """Ask for nbytes from each pointer on, to be brought to L2, and go on. Both are multiples of 16; none for 0."""
     tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
         "=r,l,r",
