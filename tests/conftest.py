@@ -1,6 +1,7 @@
 """Seeds, threads, tiny models, and which marked tests this machine can run."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import torch
 if not torch.cuda.is_available():
     # before anything imports a kernel: `triton.jit` decides there and then whether to interpret
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # as in a shell's background job; the processes that tests start, and then interrupt, would ignore it as well
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # pytest runs in importlib mode, which finds no helper modules beside the tests by itself
 sys.path.append(str(Path(__file__).parent))
