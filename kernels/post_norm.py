@@ -8,16 +8,11 @@ from pad_engine.kernels.linear_residual import finish_rows
 from pad_engine.kernels.row_tiles import OFF, inverse_rms, release_dependents, square_parts, wait_for_inputs
 
 
-def post_norm_ref(y: Tensor, squares: Tensor, weight: Tensor, h: Tensor, norm: Tensor, eps: float) -> Tensor:
+def post_norm_ref(y: Tensor, squares: Tensor, weight: Tensor, h: Tensor, eps: float) -> Tensor:
     """The meaning: h `[N, M]` plus y `[N, M]` over its root mean square times weight `[M]`, in y's type. squares: fp32
     `[P, N]`, partial sums of y's squares."""
-    rms = torch_rsqrt_mean(squares, y.shape[1], eps)
+    rms = (squares.sum(0) / y.shape[1] + eps).rsqrt()[:, None]
     return (h.float() + (y.float() * rms * weight.float()).to(y.dtype).float()).to(y.dtype)
-
-
-def torch_rsqrt_mean(squares: Tensor, width: int, eps: float) -> Tensor:
-    """`[N, 1]`: 1 / rms from partial sums of squares `[P, N]` of rows of `width`."""
-    return (squares.sum(0) / width + eps).rsqrt()[:, None]
 
 
 @triton.jit

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pad_engine.controller import Controller
-from pad_engine.device_round import MAX_END_IDS, NOT_FINITE
+from pad_engine.device_round import MAX_END_IDS
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.errors import NonFiniteError
 from pad_engine.graphs import DeviceDraft, Rounds
+from pad_engine.kernels.accept import NOT_FINITE, RUNNING
 from pad_engine.kv_cache import KVCache
 from pad_engine.output import Stopwatch
 from pad_engine.rules.greedy import judge_pick
@@ -112,7 +113,9 @@ def read_commit(rounds: Rounds, cache: KVCache, state: State, index: int, tree: 
         tree = DraftTree.chain([state.root, *tokens[:accepted], *[state.root] * (rows - 1 - accepted)])
     cache.advance(state.seq, [state.root, *tokens[:-1]])
     commit = state.commit(tree, path_of(tree, tokens[:accepted]), tokens[-1])
-    assert commit.tokens == tokens and (status != 0) == (state.finish_reason is not None), "host and device disagree"
+    assert commit.tokens == tokens and (status != RUNNING) == (state.finish_reason is not None), (
+        "host and device disagree"
+    )
     return commit
 
 

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pad_engine.tree import DraftTree, to_int64
+from pad_engine.kernels.accept import LENGTH, MAX_ROWS, REPORT_HEADER, REPORT_WIDTH, RUNNING
+from pad_engine.tree import DraftTree, ancestors, lay_out, to_int64
 
-MAX_ROWS = 64  # of a pass: one word of ancestor bits a row
 MAX_END_IDS = 32
 RING = 8  # rounds whose reports are kept, more than are ever queued
-REPORT_HEADER = 4  # emitted, accepted, status, rows of the tree
-STOPPED, FULL, NOT_FINITE = 1, 2, 3  # why a sequence is done; 0: it is not
 
 
 class Mirror:
@@ -65,34 +63,20 @@ class DeviceForest(Mirror):
     def fill(self, trees: Sequence[DraftTree]) -> None:
         """Put one tree a sequence into the image. Plain integers: this is the host's part of a round, and tensors would
         make it ten times as long."""
-        token: list[int] = []
-        parent: list[int] = []
-        depth: list[int] = []
-        seq: list[int] = []
-        bits: list[int] = []
-        starts = [0]
-        for number, tree in enumerate(trees):
-            first = starts[-1]
-            for node, up in enumerate(tree.parents):
-                bits.append((bits[first + up] if up >= 0 else 0) | 1 << (first + node))
-                depth.append(depth[first + up] + 1 if up >= 0 else 0)
-                parent.append(first + up if up >= 0 else -1)
-            token += tree.tokens
-            seq += [number] * len(tree)
-            starts.append(len(token))
-        count, host = len(token), self.host
-        for name, values in (("token", token), ("parent", parent), ("depth", depth), ("seq", seq)):
+        rows, starts = lay_out(trees, range(len(trees)))
+        count, host = len(rows["token"]), self.host
+        for name, values in rows.items():
             host[name][:count] = values
             host[name][count:] = 0
-        host["mask_bits"][:count] = [to_int64(word) for word in bits]
+        host["mask_bits"][:count] = [to_int64(word) for word in ancestors(rows["parent"])]
         host["mask_bits"][count:] = 0
-        host["start"][:] = starts
+        host["start"][:] = [*starts, count]
 
 
 class DeviceRequests(Mirror):
-    """One request a sequence: cache_len (committed tokens), limit (the most ids it may hold), done (0, or why),
-    root (the last committed id), end_ids (padded with -1), seed, temperature (0: greedy). ids: int32
-    `[num_seqs, capacity + 1]`, prompt and answer."""
+    """One request a sequence: cache_len (committed tokens), limit (the most ids it may hold), done (a status of
+    kernels/accept.py), root (the last committed id), end_ids (padded with -1), seed, temperature (0: greedy). ids:
+    int32 `[num_seqs, capacity + 1]`, prompt and answer."""
 
     def __init__(self, num_seqs: int, capacity: int, device: torch.device) -> None:
         counts = dict.fromkeys(("cache_len", "limit", "done"), (num_seqs, torch.int32))
@@ -107,7 +91,7 @@ class DeviceRequests(Mirror):
             device,
         )
         self.host["end_ids"][:] = -1
-        self.host["done"][:] = FULL
+        self.host["done"][:] = LENGTH
         self.upload()
         self.ids = torch.zeros(num_seqs, capacity + 1, dtype=torch.int32, device=device)
         self.ids_image = torch.zeros(num_seqs, capacity + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -117,7 +101,7 @@ class DeviceRequests(Mirror):
     ) -> None:
         """Begin a request on a sequence: put it into the image, and its ids on the device."""
         host = self.host
-        host["cache_len"][seq], host["limit"][seq], host["done"][seq] = len(ids) - 1, limit, 0
+        host["cache_len"][seq], host["limit"][seq], host["done"][seq] = len(ids) - 1, limit, RUNNING
         host["root"][seq], host["seed"][seq], host["temperature"][seq] = ids[-1], to_int64(seed % 2**64), temperature
         host["end_ids"][:] = -1
         host["end_ids"][: len(end_ids)] = end_ids
@@ -128,13 +112,13 @@ class DeviceRequests(Mirror):
 class Reports:
     """What each round says to the host, in memory that both see: the host polls `counter` and never synchronises.
 
-    ring: int32 `[RING, num_seqs, REPORT_HEADER + MAX_ROWS + 1]`, the header then the emitted ids. counter: int64 `[1]`,
-    the number of rounds whose reports are complete. round: int64 `[1]` on the device, the same number.
+    ring: int32 `[RING, num_seqs, REPORT_WIDTH]`, a header (kernels/accept.py) and the emitted ids. counter: int64
+    `[1]`, the number of rounds whose reports are complete. round: int64 `[1]` on the device, the same number.
     """
 
     def __init__(self, num_seqs: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
-        self.ring = torch.zeros(RING, num_seqs, REPORT_HEADER + MAX_ROWS + 1, dtype=torch.int32, pin_memory=pinned)
+        self.ring = torch.zeros(RING, num_seqs, REPORT_WIDTH, dtype=torch.int32, pin_memory=pinned)
         self.counter = torch.zeros(1, dtype=torch.int64, pin_memory=pinned)
         self.round = torch.zeros(1, dtype=torch.int64, device=device)
         self.ring_view: Any = self.ring.numpy()

@@ -15,9 +15,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pad_engine.device_round import FULL, MAX_ROWS, DeviceForest, DeviceRequests, Reports
+from pad_engine.device_round import DeviceForest, DeviceRequests, Reports
 from pad_engine.errors import ModelError, RequestError
-from pad_engine.kernels.accept import accept_forest
+from pad_engine.kernels.accept import LENGTH, MAX_ROWS, accept_forest
 from pad_engine.kernels.kv_commit import kv_commit
 from pad_engine.kernels.row_tiles import OFF
 from pad_engine.kv_cache import KVCache
@@ -156,7 +156,7 @@ class Rounds:
         if self.device.type != "cuda":
             return launch
         done = self.requests.done.clone()
-        self.requests.done.fill_(FULL)
+        self.requests.done.fill_(LENGTH)
         try:
             launch()
             self.queued += kind not in (LOGITS, READ)

@@ -112,19 +112,23 @@ def make_forest(trees: Sequence[DraftTree], seqs: Sequence[int]) -> Forest:
     """Lay trees behind one another. seqs: the sequence of each tree, all different."""
     if len(set(seqs)) != len(seqs) or len(seqs) != len(trees):
         raise ValueError(f"each tree needs a sequence of its own, got {list(seqs)} for {len(trees)} trees")
-    token: list[int] = []
-    parent: list[int] = []
-    depth: list[int] = []
-    seq: list[int] = []
+    rows, starts = lay_out(trees, seqs)
+    columns = {name: column(values) for name, values in rows.items()}
+    return Forest(**columns, tree_mask_bits=mask_bits(rows["parent"]), starts=starts)
+
+
+def lay_out(trees: Sequence[DraftTree], seqs: Sequence[int]) -> tuple[dict[str, list[int]], list[int]]:
+    """The columns token, parent, depth and seq of a Forest, as plain integers, and the roots' rows."""
+    rows: dict[str, list[int]] = {name: [] for name in ("token", "parent", "depth", "seq")}
     starts: list[int] = []
-    for tree, s in zip(trees, seqs, strict=True):
-        start = len(token)
+    for tree, seq in zip(trees, seqs, strict=True):
+        start = len(rows["token"])
         starts.append(start)
-        token += tree.tokens
-        parent += [start + p if p >= 0 else -1 for p in tree.parents]
-        depth += tree.depth
-        seq += [s] * len(tree)
-    return Forest(column(token), column(parent), column(depth), column(seq), mask_bits(parent), starts)
+        rows["token"] += tree.tokens
+        rows["parent"] += [start + p if p >= 0 else -1 for p in tree.parents]
+        rows["depth"] += tree.depth
+        rows["seq"] += [seq] * len(tree)
+    return rows, starts
 
 
 def column(values: Sequence[int]) -> Tensor:
@@ -135,11 +139,16 @@ def column(values: Sequence[int]) -> Tensor:
 def mask_bits(parents: Sequence[int]) -> Tensor:
     """int64 `[N, W]` words of ancestors-or-self, 64 nodes a word, lowest bit first; parents before children."""
     words = (len(parents) + 63) // 64
-    ancestors: list[int] = []
-    for node, parent in enumerate(parents):
-        ancestors.append((ancestors[parent] if parent >= 0 else 0) | 1 << node)
-    rows = [[to_int64(bits >> 64 * word & 2**64 - 1) for word in range(words)] for bits in ancestors]
+    rows = [[to_int64(bits >> 64 * word & 2**64 - 1) for word in range(words)] for bits in ancestors(parents)]
     return torch.tensor(rows, dtype=torch.int64)
+
+
+def ancestors(parents: Sequence[int]) -> list[int]:
+    """For each node the bits of its ancestors and itself, lowest first; parents before children."""
+    bits: list[int] = []
+    for node, parent in enumerate(parents):
+        bits.append((bits[parent] if parent >= 0 else 0) | 1 << node)
+    return bits
 
 
 def to_int64(bits: int) -> int:

@@ -9,7 +9,8 @@ Next to read: kernels/row_tiles.py, then graphs.py.
 import torch
 from torch import Tensor
 
-from pad_engine.device_round import MAX_ROWS, DeviceForest, DeviceRequests
+from pad_engine.device_round import DeviceForest, DeviceRequests
+from pad_engine.kernels.accept import MAX_ROWS
 from pad_engine.kernels.embed_rows import embed_rows
 from pad_engine.kernels.linear import Linear
 from pad_engine.kernels.linear_residual import linear_residual
@@ -204,13 +205,6 @@ class FusedPass:
         )  # fmt: skip
         eps = self.decoder.config.rms_norm_eps
         post_norm(y, own, post_weight, hidden, next_norm, normed, squares, eps, tile.block, pdl)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the buffers."""
-        buffers = [self.hidden, self.normed, self.block_out, self.qkv, self.attended, self.gated, self.squares]
-        buffers += [self.block_squares, self.parts, self.scores, self.ids, self.workspace.parts, self.workspace.sums]
-        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
 
 
 def unsupported(decoder: Decoder) -> str | None:
