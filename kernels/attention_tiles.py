@@ -171,3 +171,62 @@ def combine_splits(
         part = tl.load(part_ptr + place[:, None] * D + width[None, :], mask=d_ok, other=0.0, cache_modifier=".cg")
         acc += tl.exp2(own - base)[:, None] * part
     return total, acc
+
+
+@triton.jit
+def meet_splits(
+    part_ptr,
+    sums_ptr,
+    counter_ptr,
+    peak,
+    total,
+    acc,
+    index,
+    ok,
+    split,
+    active,
+    plane,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Leave this split's part; returns whether it was the last of its head to arrive, and then all splits' softmax."""
+    width = tl.arange(0, BLOCK_D)
+    place = split * plane + index
+    tl.store(part_ptr + place[:, None] * D + width[None, :], acc, mask=ok[:, None] & (width < D)[None, :])
+    tl.store(sums_ptr + place * 2, peak, mask=ok)
+    tl.store(sums_ptr + place * 2 + 1, total, mask=ok)
+    tl.debug_barrier()  # all threads' stores come before the one thread's release
+    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == active - 1
+    if last:
+        tl.store(counter_ptr, 0)  # for the next launch
+        total, acc = combine_splits(part_ptr, sums_ptr, index, ok, active, plane, D, BLOCK_M, BLOCK_D, SPLITS)
+    return last, total, acc
+
+
+@triton.jit
+def with_new_keys(
+    k,
+    v,
+    key,
+    fresh,
+    new_ptr,
+    value_offset,
+    k_norm_ptr,
+    cos_ptr,
+    sin_ptr,
+    eps,
+    D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """A tile of the cache with the pass's own rows in their absolute places, as the cache will hold them, and which of
+    them `[BLOCK_S]` have values that are not finite. new_ptr: `[BLOCK_S]` pointers to the keys where fresh."""
+    a, b = raw_halves(new_ptr, fresh, D, BLOCK_HALF)
+    new_v, bad = clear_values(new_values(new_ptr + value_offset, fresh, D, BLOCK_D))
+    cos, sin = angles(key, fresh, cos_ptr, sin_ptr, D, BLOCK_HALF)
+    a, b = turn(a, b, cos, sin, k_norm_ptr, eps, D, BLOCK_HALF)
+    k = tl.where(fresh[:, None], join_halves(a, b, BLOCK_S, BLOCK_HALF), k)
+    return k, tl.where(fresh[:, None], new_v, v), bad

@@ -21,13 +21,14 @@ from pad_engine.kernels.attention_tiles import (
     cached_tile,
     capped,
     clear_values,
-    combine_splits,
     join_halves,
+    meet_splits,
     new_values,
     prefetch_keys,
     raw_halves,
     spoil,
     turn,
+    with_new_keys,
 )
 from pad_engine.kernels.row_tiles import OFF, release_dependents, wait_for_inputs
 from pad_engine.kernels.tuning import AttentionConfig
@@ -189,15 +190,10 @@ def tree_attention_kernel(
         key = start + tl.arange(0, BLOCK_S)
         k, v = cached_tile(k_ptr, v_ptr, scratch + key, key < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D)
         if STRICT:
-            # new keys stand at their absolute places, and are what the cache will hold of them
-            fresh = (key >= length) & (key < reach)
-            new_rows = new_ptr + (first + key - length) * WIDTH
-            sa, sb = raw_halves(new_rows, fresh, D, BLOCK_HALF)
-            sv, s_bad = clear_values(new_values(new_rows + KV_HEADS * D, fresh, D, BLOCK_D))
-            s_cos, s_sin = angles(key, fresh, cos_ptr, sin_ptr, D, BLOCK_HALF)
-            sa, sb = turn(sa, sb, s_cos, s_sin, k_norm_ptr, eps, D, BLOCK_HALF)
-            k = tl.where(fresh[:, None], join_halves(sa, sb, BLOCK_S, BLOCK_HALF), k)
-            v = tl.where(fresh[:, None], sv, v)
+            k, v, s_bad = with_new_keys(
+                k, v, key, (key >= length) & (key < reach), new_ptr + (first + key - length) * WIDTH,
+                KV_HEADS * D, k_norm_ptr, cos_ptr, sin_ptr, eps, D, BLOCK_S, BLOCK_HALF, BLOCK_D,
+            )  # fmt: skip
             seen = (key < end)[None, :] & (key[None, :] <= position[:, None])
         else:
             seen = (key < end)[None, :] & (position >= 0)[:, None]
@@ -221,18 +217,11 @@ def tree_attention_kernel(
     d_ok = ok[:, None] & (width < D)[None, :]
     last = active == 1
     if active > 1:
-        place = split * (ROWS * HEADS) + index
-        tl.store(part_ptr + place[:, None] * D + width[None, :], acc, mask=d_ok)
-        tl.store(sums_ptr + place * 2, peak, mask=ok)
-        tl.store(sums_ptr + place * 2 + 1, total, mask=ok)
-        tl.debug_barrier()  # all threads' stores come before the one thread's release
         counter = ticket_ptr + tl.program_id(2) * KV_HEADS + head
-        last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == active - 1
-        if last:
-            tl.store(counter, 0)  # for the next launch
-            total, acc = combine_splits(
-                part_ptr, sums_ptr, index, ok, active, ROWS * HEADS, D, BLOCK_M, BLOCK_D, SPLITS
-            )
+        last, total, acc = meet_splits(
+            part_ptr, sums_ptr, counter, peak, total, acc, index, ok, split, active, ROWS * HEADS,
+            D, BLOCK_M, BLOCK_D, SPLITS,
+        )  # fmt: skip
     if last:
         out = acc / total[:, None]
         tl.store(out_ptr + index[:, None] * D + width[None, :], out.to(out_ptr.dtype.element_ty), mask=d_ok)
