@@ -110,7 +110,8 @@ class Rig:
         """Seconds from a prompt's ids on the host to the first new one there."""
         start = time.perf_counter()
         self.cache.reset(0, len(ids))
-        prefill(self.decoder, self.cache, 0, ids[:-1], prefill_chunk(self.decoder.device))
+        chunk = prefill_chunk(self.decoder.device)
+        prefill(self.decoder, self.cache, 0, ids[:-1], chunk, rounds=self.rounds)  # as the engine does
         self.rounds.begin(0, ids, self.cache.capacity, [], SEED, 0.0)
         index = self.rounds.queue_plain()
         self.rounds.wait(index)

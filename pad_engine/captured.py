@@ -47,6 +47,13 @@ def serves(state: State, rule: AcceptanceRule, drafter: Drafter) -> bool:
     )
 
 
+def draft(state: State, drafter: Drafter, controller: Controller, pinned: bool) -> tuple[DraftTree, float]:
+    """The next round's tree, of the size that the controller decides, and the milliseconds that it took."""
+    clock = Stopwatch()
+    state.plan = controller.decide(drafter.evidence(state), state.remaining, pinned)
+    return drafter.propose(state), clock.lap()
+
+
 def play(
     rounds: Rounds,
     cache: KVCache,
@@ -64,10 +71,8 @@ def play(
         yield from run_ahead(rounds, cache, state, drafter, cancelled)
         return
     while state.finish_reason is None and not cancelled():
+        tree, draft_ms = draft(state, drafter, controller, pinned)
         clock = Stopwatch()
-        state.plan = controller.decide(drafter.evidence(state), state.remaining, pinned)
-        tree = drafter.propose(state)
-        draft_ms = clock.lap()
         index = rounds.queue_plain() if len(tree) == 1 else rounds.queue_tree([tree])
         rounds.wait(index)
         commit = read_commit(rounds, cache, state, index, tree)
