@@ -20,7 +20,7 @@ import torch
 from harness import git_commit, graph_ms
 from shapes import shape_config
 from torch import Tensor
-from tune_attention import AttentionCase, Heads, attentions, time_attention
+from tune_attention import AttentionCase, Heads, attentions, finalists, time_attention
 from tune_attention import candidates as attention_candidates
 from tune_pass import best_passes, compile_variant, variants
 
@@ -271,7 +271,7 @@ def main() -> None:
     if "attention" in args.only:
         ranked = tune_attention(list(dict.fromkeys(attentions(*pair) for pair in pairs)), tuner, report)
         best |= {heads.key: asdict(configs[0]) for heads, configs in ranked.items()}
-        wanted = [variant for pair in pairs for variant in variants(*pair, ranked[attentions(*pair)][:3])]
+        wanted = [variant for pair in pairs for variant in variants(*pair, finalists(ranked[attentions(*pair)]))]
         write(path, best)  # the passes take their products from there
         tuner.pool.map(compile_variant, wanted, chunksize=1)
         tuning.table.cache_clear()

@@ -38,12 +38,16 @@ def attentions(shape: str, rows: int) -> Heads:
 
 def candidates(heads: Heads) -> Iterator[AttentionConfig]:
     """Parameters that may be good."""
-    for block_s, warps, chunk, splits, stages in itertools.product(
-        (64, 128), (4, 8), (64, 128, 256), (16, 32, 64), (2, 3)
-    ):
-        shared = stages * block_s * heads.head_dim * 4  # bytes of keys and values
-        if shared <= 128 * 1024 and chunk >= block_s and splits * heads.kv_heads >= 96:
-            yield AttentionConfig(splits, chunk, block_s, warps, stages)
+    for block_s, warps, chunk, splits in itertools.product((64, 128), (4, 8), (64, 128, 256), (16, 32, 64)):
+        if chunk >= block_s and splits * heads.kv_heads >= 96:
+            yield AttentionConfig(splits, chunk, block_s, warps)
+
+
+def finalists(ranked: list[AttentionConfig]) -> list[AttentionConfig]:
+    """Of configs, best first, those to try in a whole pass: the best of each number of warps, and the next ones. Alone
+    an attention with few warps looks better than it is among other kernels."""
+    first = list({config.warps: config for config in reversed(ranked)}.values())
+    return [*sorted(first, key=ranked.index), *(config for config in ranked if config not in first)][:4]
 
 
 class AttentionCase:

@@ -4,8 +4,6 @@ that takes them in step by step."""
 import triton
 import triton.language as tl
 
-from pad_engine.kernels.row_tiles import prefetch
-
 
 @triton.jit
 def angles(position, ok, cos_ptr, sin_ptr, D: tl.constexpr, BLOCK_HALF: tl.constexpr):
@@ -71,60 +69,42 @@ def capped(scores, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def join_halves(a, b, BLOCK: tl.constexpr, BLOCK_HALF: tl.constexpr):
-    """Halves of heads `[BLOCK, BLOCK_HALF]` side by side."""
-    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (BLOCK, 2 * BLOCK_HALF))
-
-
-@triton.jit
 def attend(
-    q,
-    k,
+    qa,
+    qb,
+    ka,
+    kb,
     v,
     seen,
     peak,
+    total,
     acc,
     scale,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One step of the online softmax (Milakov and Gimelshein 2018): scores of a tile of keys, in base 2, folded into
-    the rows' running maximum and weighted values. seen: bool `[BLOCK_M, keys]`. Returns both, by what earlier sums
-    shrink `[BLOCK_M]`, and the keys' weights `[BLOCK_M, keys]`, which the caller sums."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    the rows' running maximum, sum and weighted values. seen: bool `[BLOCK_M, keys]`."""
+    scores = tl.dot(qa, tl.trans(ka), input_precision=PRECISION)
+    scores = tl.dot(qb, tl.trans(kb), scores, input_precision=PRECISION)
     scores = tl.where(seen, capped(scores * scale, SOFTCAP), float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a row that has seen nothing yet
     shrink = tl.exp2(peak - base)
     weights = tl.exp2(scores - base[:, None])
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return new_peak, acc, shrink, weights
+    return new_peak, total * shrink + tl.sum(weights, 1), acc
 
 
 @triton.jit
 def cached_tile(k_ptr, v_ptr, slots, ok, D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Keys `[BLOCK, 2 BLOCK_HALF]`, halves side by side as join_halves puts them, and values `[BLOCK, BLOCK_D]` of some
-    slots of one head."""
-    width, column = tl.arange(0, BLOCK_D), tl.arange(0, 2 * BLOCK_HALF)
-    inside = column < D
-    if D != 2 * BLOCK_HALF:
-        # a half of an odd size has columns of nothing behind it
-        inside = column % BLOCK_HALF < D // 2
-        column = column // BLOCK_HALF * (D // 2) + column % BLOCK_HALF
+    """Keys as halves and values of some slots of one head: `[BLOCK, D / 2]` twice and `[BLOCK, D]`."""
+    half, width = tl.arange(0, BLOCK_HALF), tl.arange(0, BLOCK_D)
     offset = slots.to(tl.int64)[:, None] * D
-    k = tl.load(k_ptr + offset + column[None, :], mask=ok[:, None] & inside[None, :], other=0.0)
-    return k, tl.load(v_ptr + offset + width[None, :], mask=ok[:, None] & (width < D)[None, :], other=0.0)
-
-
-@triton.jit
-def prefetch_keys(k_ptr, v_ptr, count, D: tl.constexpr, BLOCK_S: tl.constexpr, THREADS: tl.constexpr):
-    """Ask for the keys and values of `count` slots that follow one another, at most BLOCK_S, to be brought to L2."""
-    ITEM: tl.constexpr = k_ptr.dtype.element_ty.primitive_bitwidth // 8
-    SHARE: tl.constexpr = (BLOCK_S * D // THREADS + 7) // 8 * 8  # elements a thread, of 16 bytes at least
-    start = tl.arange(0, THREADS) * SHARE
-    nbytes = tl.minimum(SHARE, count * D - start) * ITEM
-    prefetch(k_ptr + start, nbytes)
-    prefetch(v_ptr + start, nbytes)
+    k_ok, v_ok = ok[:, None] & (half < D // 2)[None, :], ok[:, None] & (width < D)[None, :]
+    ka = tl.load(k_ptr + offset + half[None, :], mask=k_ok, other=0.0)
+    kb = tl.load(k_ptr + offset + D // 2 + half[None, :], mask=k_ok, other=0.0)
+    return ka, kb, tl.load(v_ptr + offset + width[None, :], mask=v_ok, other=0.0)
 
 
 @triton.jit
@@ -206,27 +186,47 @@ def meet_splits(
 
 
 @triton.jit
+def seen_keys(key, end, position, length, ring, WINDOW: tl.constexpr, STRICT: tl.constexpr):
+    """bool `[rows, keys]`: which slots of the prefix (in strict mode: positions) up to `end` each row sees."""
+    if STRICT:
+        seen = (key < end)[None, :] & (key[None, :] <= position[:, None])
+    else:
+        seen = (key < end)[None, :] & (position >= 0)[:, None]
+    if WINDOW is not None:
+        # the position that each slot of the ring holds
+        held = length - 1 - (length - 1 - key) % ring
+        seen = seen & (held[None, :] > position[:, None] - WINDOW)
+    return seen
+
+
+@triton.jit
 def with_new_keys(
-    k,
+    ka,
+    kb,
     v,
     key,
     fresh,
     new_ptr,
     value_offset,
+    k_ptr,
+    v_ptr,
+    slots,
+    keep,
     k_norm_ptr,
     cos_ptr,
     sin_ptr,
     eps,
     D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """A tile of the cache with the pass's own rows in their absolute places, as the cache will hold them, and which of
-    them `[BLOCK_S]` have values that are not finite. new_ptr: `[BLOCK_S]` pointers to the keys where fresh."""
+    """A tile of the cache with the pass's own rows in their absolute places, and which of them `[BLOCK_S]` have values
+    that are not finite. What is attended to is what goes to the slots where keep: computed twice, it might round twice.
+    new_ptr: `[BLOCK_S]` pointers to the keys where fresh."""
     a, b = raw_halves(new_ptr, fresh, D, BLOCK_HALF)
     new_v, bad = clear_values(new_values(new_ptr + value_offset, fresh, D, BLOCK_D))
     cos, sin = angles(key, fresh, cos_ptr, sin_ptr, D, BLOCK_HALF)
     a, b = turn(a, b, cos, sin, k_norm_ptr, eps, D, BLOCK_HALF)
-    k = tl.where(fresh[:, None], join_halves(a, b, BLOCK_S, BLOCK_HALF), k)
-    return k, tl.where(fresh[:, None], new_v, v), bad
+    append(k_ptr, v_ptr, slots, fresh & keep, a, b, new_v, D, BLOCK_HALF, BLOCK_D)
+    ka, kb = tl.where(fresh[:, None], a, ka), tl.where(fresh[:, None], b, kb)
+    return ka, kb, tl.where(fresh[:, None], new_v, v), bad

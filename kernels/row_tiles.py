@@ -109,7 +109,9 @@ def one_row_product(
     if norm_ptr is not None:
         x *= row_tile(norm_ptr, k_begin + columns, k_end, EVEN_K).to(tl.float32)
     sums = w.to(tl.float32) * x[None, :]
-    for k in tl.range(k_begin + BLOCK_K, k_end, BLOCK_K, loop_unroll_factor=UNROLL):
+    # an unrolled loop whose start lies behind its end would run: a split that has no share has none here either
+    begin = k_begin + BLOCK_K
+    for k in tl.range(begin, tl.maximum(begin, k_end), BLOCK_K, loop_unroll_factor=UNROLL):
         w = weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K)
         x = row_tile(x_ptr, k + columns, k_end, EVEN_K).to(tl.float32)
         squares += x * x

@@ -21,11 +21,10 @@ from pad_engine.kernels.attention_tiles import (
     cached_tile,
     capped,
     clear_values,
-    join_halves,
     meet_splits,
     new_values,
-    prefetch_keys,
     raw_halves,
+    seen_keys,
     spoil,
     turn,
     with_new_keys,
@@ -99,8 +98,6 @@ def tree_attention_kernel(
     SPLITS: tl.constexpr,
     TO_PREFIX: tl.constexpr,
     STRICT: tl.constexpr,
-    STAGES: tl.constexpr,
-    THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release_dependents(PDL)
@@ -136,9 +133,8 @@ def tree_attention_kernel(
     end = tl.minimum(begin + chunk, reach)
 
     # the prefix does not change during the pass, so its first keys are on their way before the wait
-    if PDL > 0 and D % 8 == 0:
-        slot = (scratch + begin).to(tl.int64) * D
-        prefetch_keys(k_ptr + slot, v_ptr + slot, tl.minimum(end, filled) - begin, D, BLOCK_S, THREADS)
+    key = begin + tl.arange(0, BLOCK_S)
+    ka, kb, v = cached_tile(k_ptr, v_ptr, scratch + key, key < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D)
     cos, sin = angles(position, ok, cos_ptr, sin_ptr, D, BLOCK_HALF)
     # the rows of the pass itself go to the last split, which has the fewest keys of the prefix
     own = split == active - 1
@@ -156,18 +152,18 @@ def tree_attention_kernel(
     na, nb = turn(na, nb, t_cos, t_sin, k_norm_ptr, eps, D, BLOCK_HALF)
     if ROWS > 1:
         nv, bad = clear_values(nv)
-    if own & (block == 0):
-        if TO_PREFIX:
-            slots, fits = scratch + t_position % ring, t_ok & (t_position < capacity)
-        else:
-            slots, fits = scratch - 1 - t, t_ok
-        append(k_ptr, v_ptr, slots, fits, na, nb, nv, D, BLOCK_HALF, BLOCK_D)
+    if not STRICT:  # noqa: SIM102 - known to the compiler, unlike the next
+        if own & (block == 0):
+            if TO_PREFIX:
+                slots, fits = scratch + t_position % ring, t_ok & (t_position < capacity)
+            else:
+                slots, fits = scratch - 1 - t, t_ok
+            append(k_ptr, v_ptr, slots, fits, na, nb, nv, D, BLOCK_HALF, BLOCK_D)
 
-    q = join_halves(qa, qb, BLOCK_M, BLOCK_HALF)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    if ROWS == 1:
+    if ROWS == 1 and not STRICT:
         # a row that sees one new key, itself, begins with it
         score = tl.sum(qa.to(tl.float32) * na.to(tl.float32) + qb.to(tl.float32) * nb.to(tl.float32), 1)
         peak = tl.where(own & ok, capped(score * scale, SOFTCAP), peak)
@@ -179,38 +175,27 @@ def tree_attention_kernel(
             seen = (((bits[:, None] >> (first + t).to(tl.int64)[None, :]) & 1) != 0) & t_ok[None, :]
             if WINDOW is not None:
                 seen = seen & (t_position[None, :] > position[:, None] - WINDOW)
-            new = join_halves(na, nb, BLOCK_T, BLOCK_HALF)
-            peak, acc, _, weights = attend(q, new, nv, seen, peak, acc, scale, SOFTCAP, PRECISION)
-            total = spoil(tl.sum(weights, 1), seen, bad)
+            peak, total, acc = attend(qa, qb, na, nb, nv, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
+            total = spoil(total, seen, bad)
 
-    # few rows spread a tile's keys over all warps: their weights are summed place by place, and the warps meet once
-    SPREAD: tl.constexpr = BLOCK_M == 16
-    sums = tl.zeros((BLOCK_M, BLOCK_S if SPREAD else 1), tl.float32)
-    for start in tl.range(begin, end, BLOCK_S, num_stages=STAGES):
+    for start in range(begin, end, BLOCK_S):
         key = start + tl.arange(0, BLOCK_S)
-        k, v = cached_tile(k_ptr, v_ptr, scratch + key, key < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D)
+        # the next keys are on their way while these are attended to
+        following = key + BLOCK_S
+        next_a, next_b, next_v = cached_tile(
+            k_ptr, v_ptr, scratch + following, following < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D
+        )
+        seen = seen_keys(key, end, position, length, ring, WINDOW, STRICT)
         if STRICT:
-            k, v, s_bad = with_new_keys(
-                k, v, key, (key >= length) & (key < reach), new_ptr + (first + key - length) * WIDTH,
-                KV_HEADS * D, k_norm_ptr, cos_ptr, sin_ptr, eps, D, BLOCK_S, BLOCK_HALF, BLOCK_D,
+            ka, kb, v, s_bad = with_new_keys(
+                ka, kb, v, key, (key >= length) & (key < reach), new_ptr + (first + key - length) * WIDTH,
+                KV_HEADS * D, k_ptr, v_ptr, scratch + key, key < tl.where(block == 0, capacity, 0), k_norm_ptr,
+                cos_ptr, sin_ptr, eps, D, BLOCK_HALF, BLOCK_D,
             )  # fmt: skip
-            seen = (key < end)[None, :] & (key[None, :] <= position[:, None])
-        else:
-            seen = (key < end)[None, :] & (position >= 0)[:, None]
-        if WINDOW is not None:
-            # the position that each slot of the ring holds
-            held = length - 1 - (length - 1 - key) % ring
-            seen = seen & (held[None, :] > position[:, None] - WINDOW)
-        peak, acc, shrink, weights = attend(q, k, v, seen, peak, acc, scale, SOFTCAP, PRECISION)
-        total *= shrink
-        if SPREAD:
-            sums = sums * shrink[:, None] + weights
-        else:
-            total += tl.sum(weights, 1)
+        peak, total, acc = attend(qa, qb, ka, kb, v, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
         if STRICT:
             total = spoil(total, seen, s_bad)
-    if SPREAD:
-        total += tl.sum(sums, 1)
+        ka, kb, v = next_a, next_b, next_v
 
     width = tl.arange(0, BLOCK_D)
     index = row * HEADS + head * GROUP + member % GROUP
@@ -309,8 +294,6 @@ def tree_attention(
         SPLITS=config.splits,
         TO_PREFIX=to_prefix,
         STRICT=strict,
-        STAGES=config.stages,
-        THREADS=32 * config.warps,
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl != OFF,

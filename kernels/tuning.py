@@ -46,13 +46,12 @@ class TileConfig:
 @dataclass(frozen=True)
 class AttentionConfig:
     """splits: programs that share the prefix of one head, a power of two. chunk: keys of the prefix below which one
-    more program does not pay. block_s: keys a step. warps: of a program. stages: depth of the pipeline."""
+    more program does not pay. block_s: keys a step. warps: of a program."""
 
     splits: int
     chunk: int = 256
     block_s: int = 64
     warps: int = 4
-    stages: int = 2
 
 
 def card_name(device: torch.device) -> str:

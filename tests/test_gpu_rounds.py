@@ -66,7 +66,8 @@ def shaped(drafter: Any = None, max_length: int = 1024, strict: bool = False) ->
 
 def wrong_now_and_then(ids: list[int]) -> list[int] | DraftTree:
     """A draft that every length of tree and of acceptance comes out of."""
-    return DraftTree([ids[-1], 5, *ids[-4:-1]], [-1, 0, 0, 2, 3]) if len(ids) % 3 else ids[-(len(ids) % 15) :]
+    branching = DraftTree([ids[-1], 5, ids[0], ids[len(ids) // 2], 7], [-1, 0, 0, 2, 3])
+    return branching if len(ids) % 3 else ids[-(len(ids) % 15) :]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

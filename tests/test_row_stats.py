@@ -37,8 +37,10 @@ def stats_of(h: Tensor, weight: Tensor, programs: int, block: int, softcap: floa
 
 def assert_stats_equal(got: RowStats, expected: RowStats) -> None:
     assert torch.equal(got.top_id, expected.top_id)
+    # entropy is a difference of two numbers as large as the logits, so that is what its roundings go by
+    atol = 2e-6 * max(10.0, float(expected.top_logit.abs().nan_to_num().max()))
     for ours, theirs in zip(got[1:], expected[1:], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=atol)
 
 
 @pytest.mark.parametrize(("programs", "block"), [(1, 64), (3, 16), (5, 32)])
