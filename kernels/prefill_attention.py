@@ -6,7 +6,6 @@ The library's flash attention does it. It takes no mask, so it needs the keys in
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from pad_engine.kernels.tree_attention import tree_attention_ref
 
@@ -24,6 +23,14 @@ def seen_rows(n: int, m: int, device: torch.device) -> Tensor:
     return torch.ones(n, m, dtype=torch.bool, device=device).tril_(m - n)
 
 
+def lower_right(n: int, m: int) -> Tensor:
+    """What tells the library that the triangle is at the lower right, without a mask."""
+    # it imports torch's compiler, which takes seconds: not before a prompt's second chunk needs it
+    from torch.nn.attention.bias import causal_lower_right
+
+    return causal_lower_right(n, m)
+
+
 def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None = None) -> Tensor:
     """Softmax attention in which row i of N sees the first M - N + i + 1 keys: the rows are the last of them.
 
@@ -36,7 +43,7 @@ def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: fl
     bias = None
     if 1 < n < m:
         # flash on a CPU takes a mask; on a GPU it has the triangle at the lower right built in, and takes none
-        bias = causal_lower_right(n, m) if q.is_cuda else seen_rows(n, m, q.device)
+        bias = lower_right(n, m) if q.is_cuda else seen_rows(n, m, q.device)
     grouped = True
     if q.is_cuda and q.dtype == torch.float32:
         # no flash in fp32: the kernel that is left does not write the scores out either, but knows no groups

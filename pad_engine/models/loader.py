@@ -1,5 +1,6 @@
 """A model ready to decode: found, checked, and loaded weight by weight. Next to read: sources.py, weights.py."""
 
+import json
 import math
 import sys
 import warnings
@@ -146,12 +147,26 @@ def untie_if_different(checkpoint: Checkpoint, config: ModelConfig) -> ModelConf
 
 def load_tokenizer(folder: Path) -> Any:
     """The folder's tokenizer, by transformers; no code of the folder is ever run."""
-    from transformers import AutoTokenizer
-
     try:
+        if names_plain_class(folder):
+            # AutoTokenizer would come to this class too, after a second spent on importing every model's config
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(str(folder))
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+
+
+def names_plain_class(folder: Path) -> bool:
+    """Whether tokenizer_config.json names the class that does what tokenizer.json says and no more."""
+    path = folder / "tokenizer_config.json"
+    if not (path.is_file() and (folder / "tokenizer.json").is_file()):
+        return False
+    config = json.loads(path.read_text(encoding="utf-8"))
+    return isinstance(config, dict) and config.get("tokenizer_class") == "PreTrainedTokenizerFast"
 
 
 def pick_device(device: str | torch.device) -> torch.device:
