@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_SPEC ?= torch==2.13.0
+LLAMA_CPP_SPEC ?= llama-cpp-python==0.3.36
 BIN := $(abspath $(VENV))/bin
 RUN_ARGS ?= generate "Copy this text word by word: The owl left the barn at dusk, crossed the river, and came back before \
 the farmer woke. The farmer never saw the owl, but he knew that the owl had been there." \
@@ -12,11 +13,12 @@ the farmer woke. The farmer never saw the owl, but he knew that the owl had been
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-C_SOURCES := $(wildcard csrc/include/*.h csrc/*.cpp csrc/*.map csrc/cpu/* csrc/tests/*)
+C_SOURCES := $(wildcard csrc/include/*.h csrc/*.cpp csrc/*.h csrc/*.map csrc/common/* csrc/cpu/* csrc/cuda/* csrc/tests/* \
+	examples/*.c)
 CTEST_BUILD := build/ctest
 TYPES := build/types
 
-.PHONY: run test setup lint types ctest pytest slow format clean
+.PHONY: run test setup lint types ctest pytest slow format clean llama-cpp
 
 run: setup
 	$(BIN)/pad $(RUN_ARGS)
@@ -35,7 +37,7 @@ $(VENV)/.pad-torch: | $(BIN)/python
 	  2>/dev/null || $(BIN)/python -m pip install '$(TORCH_SPEC)'
 	touch $@
 
-$(VENV)/.pad-installed: $(VENV)/.pad-torch pyproject.toml setup.py CMakeLists.txt $(filter-out csrc/tests/%,$(C_SOURCES))
+$(VENV)/.pad-installed: $(VENV)/.pad-torch pyproject.toml setup.py CMakeLists.txt $(filter-out csrc/tests/% examples/%,$(C_SOURCES))
 	$(BIN)/python -m pip install -e '.[test]'
 	@$(BIN)/python -c 'from pad_engine import native; print(native.missing_reason() or "libpad " + native.version())'
 	touch $@
@@ -43,7 +45,7 @@ $(VENV)/.pad-installed: $(VENV)/.pad-torch pyproject.toml setup.py CMakeLists.tx
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.c %.cpp,$(C_SOURCES))
+	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.c %.cpp %.cu %.cuh,$(C_SOURCES))
 
 # mypy knows nothing of the mapping of kernels/ to pad_engine.kernels: lay the sources out as they are installed
 types: setup
@@ -64,10 +66,17 @@ pytest: setup
 slow: setup
 	$(BIN)/pytest -m slow
 
+# libpad on llama.cpp's logits: make llama-cpp MODEL=model.gguf. The first time llama.cpp is compiled, for many minutes
+llama-cpp: setup
+	@test -f '$(MODEL)' || { echo 'which model? make llama-cpp MODEL=path/to/model.gguf'; exit 2; }
+	$(BIN)/python -c 'import llama_cpp' 2>/dev/null || \
+	  CMAKE_ARGS=-DLLAVA_BUILD=OFF $(BIN)/python -m pip install '$(LLAMA_CPP_SPEC)'
+	$(BIN)/python examples/llama_cpp_margin.py '$(MODEL)' --check
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(filter %.h %.c %.cpp,$(C_SOURCES))
+	$(BIN)/clang-format -i $(filter %.h %.c %.cpp %.cu %.cuh,$(C_SOURCES))
 
 clean:
 	rm -rf build dist *.egg-info pad_engine/libpad.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,9 +1,11 @@
-// The C ABI: arguments are checked and errors worded here; the work is in cpu/ (and, with a GPU, beside it).
+// The C ABI: arguments are checked and errors worded here; the work is in cpu/. Next file: abi_tail.cpp, the functions
+// of relaxed acceptance.
 #include <algorithm>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 
+#include "abi_check.h"
 #include "cpu/accept.h"
 #include "cpu/commit.h"
 #include "cpu/gumbel.h"
@@ -14,7 +16,11 @@ namespace {
 
 thread_local char last_error[256] = "";
 
-__attribute__((format(printf, 2, 3))) pad_status fail(pad_status status, const char *format, ...) {
+} // namespace
+
+namespace pad {
+
+pad_status fail(pad_status status, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     std::vsnprintf(last_error, sizeof last_error, format, arguments);
@@ -52,7 +58,37 @@ pad_status path_status(const char *name, size_t bad, size_t n) {
     return PAD_OK;
 }
 
-} // namespace
+pad_status check_vocab(const char *name, size_t vocab, size_t least) {
+    if (vocab < least || vocab > INT32_MAX)
+        return fail(PAD_ERROR_ARGUMENT, "%s: vocab must be in [%zu, 2^31 - 1], got %zu", name, least, vocab);
+    return PAD_OK;
+}
+
+pad_status check_slots(const char *name, size_t scratch, size_t ring) {
+    if (ring == 0 || ring > INT32_MAX || scratch > INT32_MAX - ring)
+        return fail(PAD_ERROR_ARGUMENT,
+                    "%s: ring must be at least 1 and scratch + ring at most 2^31 - 1, got %zu and %zu", name, ring,
+                    scratch);
+    return PAD_OK;
+}
+
+pad_status check_weights(const char *name, const pad_pivot_weights &w) {
+    if (w.hidden_size == 0)
+        return fail(PAD_ERROR_ARGUMENT, "%s: hidden_size must be at least 1", name);
+    if (w.num_scalars > 0 && !w.scalars_weight)
+        return fail(PAD_ERROR_ARGUMENT, "%s: scalars_weight must not be null with %lu scalars", name,
+                    static_cast<unsigned long>(w.num_scalars));
+    return check_pointers(name, w.hidden_weight, w.hidden_bias, w.scalars_bias, w.layer1_weight, w.layer1_bias,
+                          w.layer2_weight, w.layer2_bias);
+}
+
+} // namespace pad
+
+using pad::check_parents;
+using pad::check_roots;
+using pad::check_size;
+using pad::fail;
+using pad::path_status;
 
 extern "C" {
 
@@ -172,10 +208,8 @@ pad_status pad_commit_list(const int32_t *rows, size_t num_rows, size_t length, 
         return PAD_OK;
     if (!rows || !source || !target)
         return fail(PAD_ERROR_ARGUMENT, "pad_commit_list: rows, source and target must not be null");
-    if (ring == 0 || ring > INT32_MAX || scratch > INT32_MAX - ring)
-        return fail(PAD_ERROR_ARGUMENT,
-                    "pad_commit_list: ring must be at least 1 and scratch + ring at most 2^31 - 1, got %zu and %zu",
-                    ring, scratch);
+    if (const pad_status status = pad::check_slots("pad_commit_list", scratch, ring))
+        return status;
     if (length > INT32_MAX || num_rows > INT32_MAX - length)
         return fail(PAD_ERROR_ARGUMENT, "pad_commit_list: length + num_rows must be at most 2^31 - 1, got %zu and %zu",
                     length, num_rows);

@@ -6,7 +6,7 @@ mapped memory. Next file: kv_commit.py, which moves the rows that this one kept.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,16 +14,29 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# status of a sequence, in `done` and in reports
-RUNNING, STOP, LENGTH, NOT_FINITE = range(4)
+from pad_engine.kernels.accept_path import (
+    LENGTH,
+    NOT_FINITE,
+    RUNNING,
+    STOP,
+    best_of_parts,
+    cut_tokens,
+    judge_pick,
+    kept_path,
+    path_tokens,
+)
+from pad_engine.kernels.relaxed import TRACE_FIELDS, load_judged, next_history, write_trace
+
+__all__ = ["LENGTH", "NOT_FINITE", "RUNNING", "STOP"]
+
 REPORT_HEADER = 4  # n_emitted, n_accepted, status and the rows of the tree come before a report's tokens
 MAX_ROWS = 64  # of a forest: its mask is one int64 a row
-REPORT_WIDTH = REPORT_HEADER + MAX_ROWS + 1
+TRACE_START = REPORT_HEADER + MAX_ROWS + 1  # of what a relaxed rule says of its overrides
+REPORT_WIDTH = TRACE_START + TRACE_FIELDS * MAX_ROWS
 _TILE = 1024  # of partial results in one step: two vectors of four for each of 128 threads
 
-_RUNNING, _STOP, _LENGTH, _NOT_FINITE = map(tl.constexpr, range(4))
-_INF_BITS = tl.constexpr(0x7F800000)
 _HEADER, _WIDTH = tl.constexpr(REPORT_HEADER), tl.constexpr(REPORT_WIDTH)
+_TRACE, _MAX_ROWS = tl.constexpr(TRACE_START), tl.constexpr(MAX_ROWS)
 
 
 def accept_bits_ref(accept: Tensor, score: Tensor, parent: Tensor) -> Tensor:
@@ -61,13 +74,6 @@ def accept_path_ref(kept: Tensor, depth: Tensor, seq: Tensor, tree_mask_bits: Te
 
 
 @triton.jit
-def ordered(x):
-    """int32 in the order of fp32 x; both zeros are equal."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
 def load_forest(token_ptr, parent_ptr, depth_ptr, mask_bits_ptr, row, NUM_ROWS: tl.constexpr):
     """token, parent, depth and mask_bits `[BLOCK_R]`."""
     token = tl.load(token_ptr + row, mask=row < NUM_ROWS, other=-1)
@@ -81,84 +87,6 @@ def load_sequence(seq_start_ptr, cache_len_ptr, limit_ptr, done_ptr, seq):
     """First row and the one behind the last, committed ids, most ids, and status."""
     start, stop = tl.load(seq_start_ptr + seq), tl.load(seq_start_ptr + seq + 1)
     return start, stop, tl.load(cache_len_ptr + seq), tl.load(limit_ptr + seq), tl.load(done_ptr + seq)
-
-
-@triton.jit
-def best_of_parts(
-    score_ptr, id_ptr, stride, live, NUM_PARTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr
-):
-    """int32 `[BLOCK_R]`: for each row the id with the largest score, the lowest at ties; -1 if that is not finite.
-    live: whether the parts are there; without it nothing is read."""
-    parts = tl.where(live, NUM_PARTS, 0)
-    row = tl.arange(0, BLOCK_R)
-    best = tl.full([BLOCK_P, BLOCK_R], -0x8000000000000000, tl.int64)
-    # unrolled, so that all loads are on their way before the first is used
-    for first in tl.static_range(0, NUM_PARTS, BLOCK_P):
-        part = first + tl.arange(0, BLOCK_P)
-        offsets = part[:, None] * stride + row[None, :]
-        score = tl.load(score_ptr + offsets, mask=(part < parts)[:, None], other=float("-inf"))
-        token = tl.load(id_ptr + offsets, mask=(part < parts)[:, None], other=0)
-        # one key, so that the maximum needs one reduction
-        best = tl.maximum(best, (ordered(score).to(tl.int64) << 32) + (0x7FFFFFFF - token))
-    best = tl.max(best, 0)
-    high = (best >> 32).to(tl.int32)
-    finite = (high < _INF_BITS) & (high > ~_INF_BITS)
-    return tl.where(finite, 0x7FFFFFFF - (best & 0x7FFFFFFF), -1).to(tl.int32)
-
-
-@triton.jit
-def judge_pick(token, pick):
-    """The rules greedy and match: what the judging row picked itself is accepted. Returns accept and fp32 score."""
-    return token == pick, tl.zeros_like(token).to(tl.float32)
-
-
-@triton.jit
-def keep_best(accept, score, parent, row):
-    """accept_bits_ref without its roots: of the accepted children of a node the best score, then the lowest row."""
-    key = tl.where(score == score, ordered(score), -0x80000000)
-    siblings = parent[:, None] == parent[None, :]
-    # entry (i, j): j takes the place of i
-    better = (key[None, :] > key[:, None]) | ((key[None, :] == key[:, None]) & (row[None, :] < row[:, None]))
-    beaten = tl.max((siblings & better & accept[None, :]).to(tl.int32), 1)
-    return accept & (beaten == 0)
-
-
-@triton.jit
-def kept_path(pick, token, parent, mask_bits, row, start, mine, JUDGE: tl.constexpr):
-    """bool `[BLOCK_R]`: the rows of the accepted path, the root among them. mine: the rows of the sequence."""
-    drafted = mine & (row > start)
-    judge = tl.where(drafted, parent, row)
-    # a gather by compare and sum, which stays in registers
-    judge_pick = tl.sum(tl.where(judge[:, None] == row[None, :], pick[None, :], 0), 1)
-    accept, score = JUDGE(token, judge_pick)
-    # nothing follows a row without a pick, so a path that leads there ends there, and has no last token
-    kept = keep_best(accept & drafted & (judge_pick >= 0), score, parent, row) | (row == start)
-    kept_bits = tl.sum(tl.where(kept, tl.full([1], 1, tl.int64) << row, 0))
-    return mine & ((mask_bits & ~kept_bits) == 0)
-
-
-@triton.jit
-def path_tokens(pick, token, depth, on_path, is_root):
-    """What the path emits: int32 `[BLOCK_R]`, a token of each of its rows and the place of that among them; scalars,
-    the last token, -1 if there is none, and their number.
-
-    A root's own token is committed already, so its lane carries the token after the path.
-    """
-    # depths differ along a path, so one maximum finds both its length and its last row's pick
-    deepest = tl.max(tl.where(on_path, (depth.to(tl.int64) << 32) + (pick + 1), 0))
-    num_tokens, end_token = (deepest >> 32).to(tl.int32) + 1, (deepest & 0xFFFFFFFF).to(tl.int32) - 1
-    return tl.where(is_root, end_token, token), tl.where(is_root, num_tokens, depth) - 1, end_token, num_tokens
-
-
-@triton.jit
-def cut_tokens(on_path, value, place, end_token, num_tokens, end_ids, held, limit, done):
-    """How many of the path's tokens are emitted, and the status behind them: as State.commit. held: ids so far."""
-    is_end = tl.max((value[:, None] == end_ids[None, :]).to(tl.int32), 1) > 0
-    count = tl.where(end_token < 0, 0, tl.minimum(num_tokens, limit - held))
-    first_end = tl.min(tl.where(on_path & is_end, place, count))
-    emitted = tl.minimum(count, first_end + 1)
-    status = tl.where(first_end < count, _STOP, tl.where(held + emitted >= limit, _LENGTH, _RUNNING))
-    return emitted, tl.where(done != 0, done, tl.where(end_token < 0, _NOT_FINITE, status))
 
 
 @triton.jit
@@ -226,8 +154,14 @@ def accept_kernel(
     round_ptr,
     counter_ptr,
     ticket_ptr,
+    judged_ptr,
+    judged_id_ptr,
+    scalars_ptr,
+    history_ptr,
     passes,
     JUDGE: tl.constexpr,
+    OVERRIDE: tl.constexpr,
+    BY_CLASSIFIER: tl.constexpr,
     NUM_SEQS: tl.constexpr,
     NUM_ROWS: tl.constexpr,
     NUM_PARTS: tl.constexpr,
@@ -256,18 +190,44 @@ def accept_kernel(
         pick = best_of_parts(part_score_ptr, part_id_ptr, part_stride, live, NUM_PARTS, BLOCK_P, BLOCK_R)
         # a finished sequence has no rows, so nothing of it changes
         mine = (row >= start) & (row < tl.where(live & (done == 0), stop, start))
-        on_path = kept_path(pick, token, parent, mask_bits, row, start, mine, JUDGE)
+        judged, history = None, None
+        if OVERRIDE is not None:
+            judged = load_judged(judged_ptr, judged_id_ptr, row, NUM_ROWS)
+            history = tl.load(history_ptr + seq)
+        on_path, overrides = kept_path(
+            pick, token, parent, depth, mask_bits, row, start, mine, judged, scalars_ptr, history, JUDGE, OVERRIDE,
+            BY_CLASSIFIER,
+        )  # fmt: skip
         value, place, end_token, num_tokens = path_tokens(pick, token, depth, on_path, row == start)
         count, status = cut_tokens(on_path, value, place, end_token, num_tokens, end_ids, length + 1, limit, done)
         emitted = on_path & (place < count)
+        if OVERRIDE is not None:
+            trace = report_ptr + _TRACE
+            write_trace(trace, emitted & (row != start), emitted & overrides, depth, judged, _MAX_ROWS)
         tl.store(pick_ptr + row, pick, mask=mine)
         tl.store(path_ptr + seq * BLOCK_R + depth, row, mask=on_path)
         tl.store(ids_ptr + seq.to(tl.int64) * ids_stride + length + 1 + place, value, mask=emitted)
         tl.store(root_ptr + seq + row * 0, value, mask=emitted & (place == count - 1))
         if live:
+            if OVERRIDE is not None:
+                tl.store(history_ptr + seq, next_history(history, emitted & overrides, depth, count))
             write_state(old_len_ptr, n_commit_ptr, cache_len_ptr, done_ptr, seq, length, count, status)
             write_report(report_ptr, emitted, value, place, count, num_tokens, status, stop - start)
             publish(round_ptr, counter_ptr, ticket_ptr, round_index, NUM_SEQS)
+
+
+class Relaxation(NamedTuple):
+    """An override of accept_forest: a `@triton.jit` function of pad_engine/rules; by_classifier: whether its score is
+    that of the classifier. values fp32 `[7, N]` and ids int32 `[3, N]`: JudgedRows (judge_nodes.py). scalars: fp32
+    `[8]` (relaxed.py). history: int64 `[S]`, changed: bit b says that the token emitted b tokens ago was an
+    override."""
+
+    override: Any
+    by_classifier: bool
+    values: Tensor
+    ids: Tensor
+    scalars: Tensor
+    history: Tensor
 
 
 def accept_forest(
@@ -294,6 +254,7 @@ def accept_forest(
     ticket: Tensor,
     judge: Any = judge_pick,
     pdl: bool = False,
+    relaxation: Relaxation | None = None,
 ) -> None:
     """Launch: one round's end for S sequences whose trees are N <= 64 rows in all. int32 but where said otherwise.
 
@@ -315,7 +276,10 @@ def accept_forest(
     pdl: the launch overlaps the kernel ahead of it, which may write the parts and nothing else of the above.
 
     judge: a `@triton.jit` function from (token, pick of the judging row) `[B]` to (accept bool, score fp32) `[B]`.
+    relaxation: what may keep a node that judge rejects; its overrides are then described in the report, from
+    TRACE_START on, TRACE_FIELDS times MAX_ROWS numbers by place among the drafted tokens that were emitted.
     """
+    relaxed = relaxation or Relaxation(None, False, None, None, None, None)  # type: ignore[arg-type]
     block_rows = path.shape[1]
     accept_kernel[(len(limit),)](
         part_score_ptr=part_score,
@@ -341,8 +305,14 @@ def accept_forest(
         round_ptr=round_index,
         counter_ptr=counter,
         ticket_ptr=ticket,
+        judged_ptr=relaxed.values,
+        judged_id_ptr=relaxed.ids,
+        scalars_ptr=relaxed.scalars,
+        history_ptr=relaxed.history,
         passes=2 if pdl else 1,
         JUDGE=judge,
+        OVERRIDE=relaxed.override,
+        BY_CLASSIFIER=relaxed.by_classifier,
         NUM_SEQS=len(limit),
         NUM_ROWS=len(token),
         NUM_PARTS=len(part_score),

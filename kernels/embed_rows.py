@@ -38,7 +38,7 @@ def embed_rows_kernel(
     if scale is not None:
         h *= scale
     norm = tl.load(norm_ptr + columns, mask=ok, other=0.0)
-    finish_rows(h, columns, ok, h_ptr, norm, normed_ptr, squares_ptr, tile, M, ROWS > 1, ROWS > 1, ROWS)
+    finish_rows(h, columns, ok, h_ptr, norm, normed_ptr, squares_ptr, None, tile, M, ROWS > 1, ROWS > 1, ROWS)
 
 
 def embed_rows(

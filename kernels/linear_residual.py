@@ -48,17 +48,21 @@ def finish_rows(
     norm,
     normed_ptr,
     squares_ptr,
+    tap_ptr,
     tile,
     M,
     NORM: tl.constexpr,
     SQUARES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """y fp32 `[BLOCK, ROWS]`: write it as the hidden state, with what its norm, of weights `[BLOCK]`, needs."""
+    """y fp32 `[BLOCK, ROWS]`: write it as the hidden state, with what its norm, of weights `[BLOCK]`, needs. tap_ptr:
+    where a copy goes that later layers leave alone, or None."""
     rows = tl.arange(0, ROWS)
     offsets = rows[None, :] * M + columns[:, None]
     h = tl.where(ok[:, None], y, 0.0).to(h_ptr.dtype.element_ty)
     tl.store(h_ptr + offsets, h, mask=ok[:, None])
+    if tap_ptr is not None:
+        tl.store(tap_ptr + offsets, h, mask=ok[:, None])
     state = h.to(tl.float32)
     if NORM:
         normed = state * norm.to(tl.float32)[:, None]
@@ -79,6 +83,7 @@ def linear_residual_kernel(
     squares_ptr,
     part_ptr,
     ticket_ptr,
+    tap_ptr,
     M,
     K,
     ADD: tl.constexpr,
@@ -131,7 +136,7 @@ def linear_residual_kernel(
             acc *= tl.load(scale_ptr + columns, mask=ok)[:, None]
         if bias_ptr is not None:
             acc += tl.load(bias_ptr + columns, mask=ok).to(tl.float32)[:, None]
-        finish_rows(h + acc, columns, ok, h_ptr, norm, normed_ptr, squares_ptr, tile, M, NORM, SQUARES, ROWS)
+        finish_rows(h + acc, columns, ok, h_ptr, norm, normed_ptr, squares_ptr, tap_ptr, tile, M, NORM, SQUARES, ROWS)
 
 
 def linear_residual(
@@ -148,12 +153,14 @@ def linear_residual(
     config: TileConfig,
     pdl: int,
     add: bool = True,
+    tap: Tensor | None = None,
 ) -> None:
     """Launch: the arguments of linear_residual_ref, N in {1, 16, 32, 64}; h is changed in place.
 
     normed: `[N, M]` in x's type, written when norm is given and N > 1. squares: fp32 `[cdiv(M, block), N]`, a sum a
     tile, written when N > 1 or norm is None. parts: fp32, at least `split_k * M * N`, and tickets: int32 zeros
-    `[cdiv(M, block)]`, both left as they were found. add: False when h is written and not added to.
+    `[cdiv(M, block)]`, both left as they were found. add: False when h is written and not added to. tap: `[N, M]`, a
+    copy of h that is written as well, or None.
     """
     (n, k), m = x.shape, weight.shape[0]
     linear_residual_kernel[(triton.cdiv(m, config.block), config.split_k)](
@@ -167,6 +174,7 @@ def linear_residual(
         squares_ptr=squares,
         part_ptr=parts,
         ticket_ptr=tickets,
+        tap_ptr=tap,
         M=m,
         K=k,
         ADD=add,

@@ -6,6 +6,8 @@ temperature 0 the score is `logit + T * G[seed, position, token]` (gumbel.py). L
 asks for them.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from pad_engine.kernels.gumbel import gumbel_noise, gumbel_score
 from pad_engine.kernels.norm_linear import norm_arguments, norm_linear_ref, normed_product
+from pad_engine.kernels.pivot_mlp import TapProjection, project_tap
 from pad_engine.kernels.row_stats import StatParts, best_place, grow_sums, grow_top, sum_places, take_top
 from pad_engine.kernels.row_tiles import (
     OFF,
@@ -24,6 +27,17 @@ from pad_engine.kernels.row_tiles import (
     weight_tile,
 )
 from pad_engine.kernels.tuning import TileConfig
+
+
+class Judging(NamedTuple):
+    """What the LM head leaves for rules, of N rows. stats: parts of P programs. token, parent: int32 `[N]`, the forest;
+    token_logit: fp32 `[N]`, the logit of each node's token in its parent's row (a root's in its own). tap: or None."""
+
+    stats: StatParts
+    token: Tensor
+    parent: Tensor
+    token_logit: Tensor
+    tap: TapProjection | None = None
 
 
 def lm_head_ref(
@@ -98,6 +112,19 @@ def store_stats(values_ptr, ids_ptr, program, peak, total, weighted, a, a_id, b,
 
 
 @triton.jit
+def token_logits(logits, token, first, BLOCK: tl.constexpr, ROWS: tl.constexpr, nodes, node_ptr, parent_ptr, out_ptr):
+    """Of a tile of logits `[BLOCK, ROWS]` of the tokens from `first` on, leave those that nodes are judged by: of each
+    node's token, in its parent's row. nodes: `[ROWS]` tokens. Few tiles have one, so the others pay for a look only."""
+    rows = tl.arange(0, ROWS)
+    if tl.max(((nodes >= first) & (nodes < first + BLOCK)).to(tl.int32)) > 0:
+        for node in range(ROWS):
+            own, parent = tl.load(node_ptr + node), tl.load(parent_ptr + node)
+            if (own >= first) & (own < first + BLOCK):
+                here = (token == own)[:, None] & (rows == tl.where(parent < 0, node, parent))[None, :]
+                tl.store(out_ptr + node, tl.sum(tl.where(here, logits, 0.0)))
+
+
+@triton.jit
 def lm_head_kernel(
     h_ptr,
     norm_ptr,
@@ -115,9 +142,17 @@ def lm_head_kernel(
     logits_ptr,
     values_ptr,
     value_ids_ptr,
+    node_ptr,
+    parent_ptr,
+    token_logit_ptr,
+    tap_ptr,
+    tap_weight_ptr,
+    tap_part_ptr,
     V,
     K,
     eps,
+    UNITS: tl.constexpr,
+    TAP_SPLIT: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr,
     NUM_SQUARES: tl.constexpr,
@@ -149,9 +184,13 @@ def lm_head_kernel(
         ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL,
     )  # fmt: skip
     rms = inverse_rms(squares, K, eps)
+    if UNITS > 0:
+        project_tap(tap_ptr, tap_weight_ptr, tap_part_ptr, program, programs, K, UNITS, TAP_SPLIT, ROWS)
     logits = tile_logits(acc, token, token < V, rms, scale_ptr, logits_ptr, V, SOFTCAP, ROWS)
     best, best_id = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
     if STATS:
+        nodes = tl.load(node_ptr + rows)
+        token_logits(logits, token, program * BLOCK, BLOCK, ROWS, nodes, node_ptr, parent_ptr, token_logit_ptr)
         low, no_id = tl.full((BLOCK, ROWS), float("-inf"), tl.float32), tl.full((BLOCK, ROWS), 2147483647, tl.int32)
         zero = tl.zeros((BLOCK, ROWS), tl.float32)
         peak, total, weighted, a, a_id, b, b_id, c, c_id = fold_stats(
@@ -168,6 +207,7 @@ def lm_head_kernel(
         logits = tile_logits(acc, token, token < V, rms, scale_ptr, logits_ptr, V, SOFTCAP, ROWS)
         best, best_id = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
         if STATS:
+            token_logits(logits, token, tile * BLOCK, BLOCK, ROWS, nodes, node_ptr, parent_ptr, token_logit_ptr)
             peak, total, weighted, a, a_id, b, b_id, c, c_id = fold_stats(
                 logits, token, token < V, peak, total, weighted, a, a_id, b, b_id, c, c_id
             )
@@ -193,7 +233,7 @@ def lm_head(
     scores: Tensor,
     ids: Tensor,
     logits: Tensor | None,
-    stats: StatParts | None = None,
+    judging: "Judging | None" = None,
     *,
     num_tokens: int,
     eps: float,
@@ -206,10 +246,13 @@ def lm_head(
     depth, seq: int32 `[N]`; cache_len: int32, seed: int64, temperature: fp32, all `[S]`. num_tokens: ids from here on
     are padding of the vocabulary, and never computed. scores: fp32 `[P, N]` and ids: int32 `[P, N]`, written: the best
     score of each program and its id, the lowest at ties; P programs are started. A NaN gives the score +inf. logits:
-    `[N, num_tokens]` in any float type, written, or None. stats: of P programs, written, or None; of a row with a NaN
-    the sums alone say so.
+    `[N, num_tokens]` in any float type, written, or None. judging: what rules beside the pick need, written, or None;
+    of a row with a NaN the sums of the statistics alone say so.
     """
     n, k = h.shape
+    none = Judging(StatParts(None, None), None, None, None)  # type: ignore[arg-type]
+    j = judging or none
+    tap = j.tap or TapProjection(None, None, None)  # type: ignore[arg-type]
     lm_head_kernel[(scores.shape[0],)](
         h_ptr=h,
         norm_ptr=norm,
@@ -225,8 +268,16 @@ def lm_head(
         score_ptr=scores,
         id_ptr=ids,
         logits_ptr=logits,
-        values_ptr=None if stats is None else stats.values,
-        value_ids_ptr=None if stats is None else stats.ids,
+        values_ptr=j.stats.values,
+        value_ids_ptr=j.stats.ids,
+        node_ptr=j.token,
+        parent_ptr=j.parent,
+        token_logit_ptr=j.token_logit,
+        tap_ptr=tap.rows,
+        tap_weight_ptr=tap.weight,
+        tap_part_ptr=tap.parts,
+        UNITS=0 if j.tap is None else j.tap.weight.shape[0],
+        TAP_SPLIT=1 if j.tap is None else j.tap.parts.shape[0],
         V=num_tokens,
         K=k,
         eps=eps,

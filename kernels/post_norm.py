@@ -24,6 +24,7 @@ def post_norm_kernel(
     norm_ptr,
     normed_ptr,
     squares_ptr,
+    tap_ptr,
     M,
     eps,
     ROWS: tl.constexpr,
@@ -44,8 +45,9 @@ def post_norm_kernel(
     h = tl.load(h_ptr + rows[None, :] * M + columns[:, None], mask=ok[:, None], other=0.0)
     norm = tl.load(norm_ptr + columns, mask=ok, other=0.0)
     finish_rows(
-        h.to(tl.float32) + y, columns, ok, h_ptr, norm, normed_ptr, squares_ptr, tile, M, ROWS > 1, ROWS > 1, ROWS
-    )
+        h.to(tl.float32) + y, columns, ok, h_ptr, norm, normed_ptr, squares_ptr, tap_ptr, tile, M,
+        ROWS > 1, ROWS > 1, ROWS,
+    )  # fmt: skip
 
 
 def post_norm(
@@ -59,9 +61,10 @@ def post_norm(
     eps: float,
     block: int,
     pdl: int,
+    tap: Tensor | None = None,
 ) -> None:
-    """Launch: the arguments of post_norm_ref; h is changed in place. normed, squares (of `block` columns a tile): as in
-    linear_residual."""
+    """Launch: the arguments of post_norm_ref; h is changed in place. normed, squares (of `block` columns a tile), tap:
+    as in linear_residual."""
     n, m = y.shape
     post_norm_kernel[(triton.cdiv(m, block),)](
         y_ptr=y,
@@ -71,6 +74,7 @@ def post_norm(
         norm_ptr=norm,
         normed_ptr=normed,
         squares_ptr=squares,
+        tap_ptr=tap,
         M=m,
         eps=eps,
         ROWS=n,

@@ -104,6 +104,31 @@ def sum_places(peak, total, weighted):
 
 
 @triton.jit
+def whole_row(values_ptr, ids_ptr, row, ROWS: tl.constexpr, NUM_PARTS: tl.constexpr, BLOCK_P: tl.constexpr):
+    """The statistics of one row `[1]` from all parts: lse, entropy, and the three largest with their ids."""
+    part = tl.arange(0, BLOCK_P)
+    ok = (part < NUM_PARTS)[:, None]
+    values = values_ptr + part[:, None] * (6 * ROWS) + row[None, :]
+    ids = ids_ptr + part[:, None] * (3 * ROWS) + row[None, :]
+    # all loads before the first is used
+    peak = tl.load(values, mask=ok, other=float("-inf"))
+    total = tl.load(values + ROWS, mask=ok, other=0.0)
+    weighted = tl.load(values + 2 * ROWS, mask=ok, other=0.0)
+    a = tl.load(values + 3 * ROWS, mask=ok, other=float("-inf"))
+    b = tl.load(values + 4 * ROWS, mask=ok, other=float("-inf"))
+    c = tl.load(values + 5 * ROWS, mask=ok, other=float("-inf"))
+    a_id = tl.load(ids, mask=ok, other=2147483647)
+    b_id = tl.load(ids + ROWS, mask=ok, other=2147483647)
+    c_id = tl.load(ids + 2 * ROWS, mask=ok, other=2147483647)
+    peak, total, weighted = sum_places(peak, total, weighted)
+    lse = peak + tl.log(total)
+    first, first_id, a, a_id, b, b_id, c, c_id = take_top(a, a_id, b, b_id, c, c_id)
+    second, second_id, a, a_id, b, b_id, c, c_id = take_top(a, a_id, b, b_id, c, c_id)
+    third, third_id, _ = best_place(a, a_id)
+    return lse, lse - weighted / total, first, first_id, second, second_id, third, third_id
+
+
+@triton.jit
 def row_stats_kernel(
     values_ptr,
     ids_ptr,
@@ -119,27 +144,12 @@ def row_stats_kernel(
 ):
     release_dependents(PDL)
     wait_for_inputs(PDL)
-    row, part = tl.program_id(0) + tl.arange(0, 1), tl.arange(0, BLOCK_P)
-    ok = (part < NUM_PARTS)[:, None]
-    values = values_ptr + part[:, None] * (6 * ROWS) + row[None, :]
-    ids = ids_ptr + part[:, None] * (3 * ROWS) + row[None, :]
-    peak, total, weighted = sum_places(
-        tl.load(values, mask=ok, other=float("-inf")),
-        tl.load(values + ROWS, mask=ok, other=0.0),
-        tl.load(values + 2 * ROWS, mask=ok, other=0.0),
+    row = tl.program_id(0) + tl.arange(0, 1)
+    lse, entropy, first, first_id, second, second_id, third, third_id = whole_row(
+        values_ptr, ids_ptr, row, ROWS, NUM_PARTS, BLOCK_P
     )
-    lse = peak + tl.log(total)
     tl.store(lse_ptr + row, lse)
-    tl.store(entropy_ptr + row, lse - weighted / total)
-    a = tl.load(values + 3 * ROWS, mask=ok, other=float("-inf"))
-    b = tl.load(values + 4 * ROWS, mask=ok, other=float("-inf"))
-    c = tl.load(values + 5 * ROWS, mask=ok, other=float("-inf"))
-    a_id = tl.load(ids, mask=ok, other=2147483647)
-    b_id = tl.load(ids + ROWS, mask=ok, other=2147483647)
-    c_id = tl.load(ids + 2 * ROWS, mask=ok, other=2147483647)
-    first, first_id, a, a_id, b, b_id, c, c_id = take_top(a, a_id, b, b_id, c, c_id)
-    second, second_id, a, a_id, b, b_id, c, c_id = take_top(a, a_id, b, b_id, c, c_id)
-    third, third_id, _ = best_place(a, a_id)
+    tl.store(entropy_ptr + row, entropy)
     tl.store(margin_ptr + row, first - second)
     tl.store(top_logit_ptr + row * 3, first)
     tl.store(top_logit_ptr + row * 3 + 1, second)

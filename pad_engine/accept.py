@@ -3,14 +3,57 @@
 Next to read: kernels/accept.py for the meaning, csrc/cpu/accept.cpp for the loops.
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from pad_engine import native, native_accept
 from pad_engine.kernels.accept import accept_bits_ref, accept_path_ref
+from pad_engine.kernels.rejection import RejectionWorkspace, rejection_chain
 from pad_engine.record import Record
 from pad_engine.rules.greedy import judge_pick
-from pad_engine.rules.rule import AcceptanceRule
-from pad_engine.tree import Forest
+from pad_engine.rules.override import Judged, Override, Relaxed, Verdict, describe, judged_nodes, kept_length, relax
+from pad_engine.rules.rejection import REJECTION
+from pad_engine.rules.rule import AcceptanceRule, Accepted
+from pad_engine.state import State
+from pad_engine.tree import DraftTree, Forest
+
+
+def accept(record: Record, rule: AcceptanceRule, states: Sequence[State], trees: Sequence[DraftTree]) -> list[Accepted]:
+    """For each sequence of the forest what the rule keeps of its tree."""
+    if rule.override is not None:
+        return accept_relaxed(record, rule, rule.override, states, trees)
+    if rule.walk_path is not None:
+        walks = zip(record.forest.starts, states, trees, strict=True)
+        if rule is REJECTION and on_card(record, states, trees):
+            return [reject_on_card(record, states[0], trees[0])]
+        return [rule.walk_path(record, start, state, tree, None) for start, state, tree in walks]
+    return [
+        Accepted([row - path[0] for row in path], end) for path, end in zip(*accept_paths(record, rule), strict=True)
+    ]
+
+
+def on_card(record: Record, states: Sequence[State], trees: Sequence[DraftTree]) -> bool:
+    """Whether a kernel can walk: one sampled chain whose logits, and draft probabilities if any, lie on a GPU."""
+    if not record.processed.is_cuda or len(trees) != 1 or states[0].params.greedy:
+        return False
+    tree = trees[0]
+    q_there = tree.q_rows is None or (tree.q_rows.is_cuda and tree.q_rows.stride(1) == 1)
+    return q_there and all(parent == node - 1 for node, parent in enumerate(tree.parents))
+
+
+def reject_on_card(record: Record, state: State, tree: DraftTree) -> Accepted:
+    """The walk of rules/rejection.py by kernels; the host reads two numbers instead of every row."""
+    device = record.processed.device
+    workspace = RejectionWorkspace(len(tree), device)
+    q_rows = None if tree.q_rows is None else tree.q_rows.float()
+    rejection_chain(
+        record.processed, q_rows, record.token.to(device), record.row_pick.to(device), workspace,
+        temperature=state.params.temperature, position=len(state.ids) - 1, seed=state.seed, round_index=state.round,
+    )  # fmt: skip
+    kept, end_token = workspace.out.tolist()
+    return Accepted(list(range(kept + 1)), end_token)
 
 
 def accept_paths(record: Record, rule: AcceptanceRule) -> tuple[list[list[int]], list[int]]:
@@ -24,6 +67,40 @@ def accept_paths(record: Record, rule: AcceptanceRule) -> tuple[list[list[int]],
     paths = judged_paths(f, judged.cpu(), score.float().cpu())
     ends = record.row_pick.tolist()
     return paths, [ends[path[-1]] for path in paths]
+
+
+def accept_relaxed(
+    record: Record, rule: AcceptanceRule, override: Override, states: Sequence[State], trees: Sequence[DraftTree]
+) -> list[Accepted]:
+    """The same for a rule with an override."""
+    f, judged = record.forest, judged_nodes(record, override)
+    walk = rule.walk_path
+    base = rule.judge(record)[0] if walk is None else torch.zeros(len(f.token), dtype=torch.bool)
+    verdict = relaxed_verdict(base, record.judge_pick >= 0, judged, override)
+    each = zip(f.starts, states, trees, strict=True)
+    if walk is not None:
+        return [walk(record, *one, Relaxed(record, override, judged, verdict)) for one in each]
+    paths = relaxed_paths(f, verdict, override, [state.history for state in states])
+    ends, flags, found = record.row_pick.tolist(), verdict.overridden, []
+    for path, (start, _, _) in zip(paths, each, strict=True):
+        overridden = tuple(describe(judged, row, row - start) for row in path[1:] if flags[row])
+        found.append(Accepted([row - start for row in path], ends[path[-1]], overridden))
+    return found
+
+
+def relaxed_verdict(base: Tensor, known: Tensor, judged: Judged, override: Override) -> Verdict:
+    """base, known: bool `[N]` on the CPU, what the base accepts and which judging rows are finite, since nothing
+    follows one that is not. The verdict is on the CPU."""
+    verdict = relax((base & known).to(judged.lse.device), judged, override)
+    return Verdict(verdict.accept.cpu() & known, verdict.overridden.cpu() & known, verdict.score.cpu())
+
+
+def relaxed_paths(forest: Forest, verdict: Verdict, override: Override, histories: Sequence[int]) -> list[list[int]]:
+    """The paths, cut where an override's bounds forbid more. histories: of the sequences, as of State."""
+    flags = verdict.overridden.tolist()
+    paths = judged_paths(forest, verdict.accept, verdict.score)
+    each = zip(paths, histories, strict=True)
+    return [path[: kept_length(path, flags, forest, override, history)] for path, history in each]
 
 
 def judged_paths(forest: Forest, judged: Tensor, score: Tensor) -> list[list[int]]:

@@ -19,7 +19,7 @@ from pad_engine.kv_cache import KVCache
 from pad_engine.output import Stopwatch
 from pad_engine.rules.greedy import judge_pick
 from pad_engine.rules.rule import AcceptanceRule
-from pad_engine.state import Commit, State
+from pad_engine.state import Commit, Overridden, State
 from pad_engine.transforms import changes_logits
 from pad_engine.tree import DraftTree
 
@@ -34,12 +34,14 @@ class Played:
     verify_ms: float
 
 
-def serves(state: State, rule: AcceptanceRule, drafter: Drafter) -> bool:
+def serves(rounds: Rounds, state: State, rule: AcceptanceRule, drafter: Drafter) -> bool:
     """Whether the accept kernel can decide all of this request: its logits are needed by nobody else."""
+    captured = None if rounds.judge is None else rounds.judge.override
     params = state.params
     return (
         rule.judge is judge_pick
         and rule.walk_path is None
+        and rule.override is captured
         and params.logprobs is None
         and not drafter.taps
         and len(state.end_ids) <= MAX_END_IDS
@@ -117,7 +119,12 @@ def read_commit(rounds: Rounds, cache: KVCache, state: State, index: int, tree: 
     if tree is None:
         tree = DraftTree.chain([state.root, *tokens[:accepted], *[state.root] * (rows - 1 - accepted)])
     cache.advance(state.seq, [state.root, *tokens[:-1]])
-    commit = state.commit(tree, path_of(tree, tokens[:accepted]), tokens[-1])
+    path = path_of(tree, tokens[:accepted])
+    overridden: tuple[Overridden, ...] = ()
+    if rounds.judge is not None and accepted:
+        found = rounds.reports.overrides(index, state.seq, accepted)
+        overridden = tuple(Overridden(path[1 + place], *numbers) for place, *numbers in found)
+    commit = state.commit(tree, path, tokens[-1], overridden)
     assert commit.tokens == tokens and (status != RUNNING) == (state.finish_reason is not None), (
         "host and device disagree"
     )

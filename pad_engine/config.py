@@ -140,6 +140,33 @@ def take_int(values: dict[str, str], key: str, default: int, what: str, low: int
     return number
 
 
+def take_float(values: dict[str, str], key: str, default: float, what: str, low: float, high: float) -> float:
+    """The same for a number."""
+    text: Any = values.pop(key, default)
+    try:
+        number = float(text)
+    except ValueError:
+        raise RequestError(f"{what}: {key} must be a number, got {text!r}") from None
+    if not low <= number <= high:
+        raise RequestError(f"{what}: {key} must be in [{low:g}, {high:g}], got {number:g}")
+    return number
+
+
+def take_choice(values: dict[str, str], key: str, default: str, what: str, choices: Sequence[str]) -> str:
+    """Remove one of a few words of a spec's values."""
+    word = values.pop(key, default)
+    if word not in choices:
+        raise RequestError(f"{what}: {key} must be one of {', '.join(choices)}, got {word!r}")
+    return word
+
+
+def take_text(values: dict[str, str], key: str, what: str) -> str:
+    """Remove a value that a spec must have."""
+    if not values.get(key):
+        raise RequestError(f"{what} needs {key}=...")
+    return values.pop(key)
+
+
 def refuse_rest(values: dict[str, str], what: str, known: str) -> None:
     """Complain about the values of a spec that nobody has taken."""
     if values:

@@ -7,10 +7,12 @@ Next to read: models/fused.py for the pass, graphs.py for the capture.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pad_engine.kernels.accept import LENGTH, MAX_ROWS, REPORT_HEADER, REPORT_WIDTH, RUNNING
+from pad_engine.kernels.accept import LENGTH, MAX_ROWS, REPORT_HEADER, REPORT_WIDTH, RUNNING, TRACE_START
+from pad_engine.kernels.relaxed import TRACE_FIELDS
 from pad_engine.tree import DraftTree, ancestors, lay_out, to_int64
 
 MAX_END_IDS = 32
@@ -75,8 +77,8 @@ class DeviceForest(Mirror):
 
 class DeviceRequests(Mirror):
     """One request a sequence: cache_len (committed tokens), limit (the most ids it may hold), done (a status of
-    kernels/accept.py), root (the last committed id), end_ids (padded with -1), seed, temperature (0: greedy). ids:
-    int32 `[num_seqs, capacity + 1]`, prompt and answer."""
+    kernels/accept.py), root (the last committed id), end_ids (padded with -1), seed, history (bit b: the token emitted
+    b tokens ago was an override), temperature (0: greedy). ids: int32 `[num_seqs, capacity + 1]`, prompt and answer."""
 
     def __init__(self, num_seqs: int, capacity: int, device: torch.device) -> None:
         counts = dict.fromkeys(("cache_len", "limit", "done"), (num_seqs, torch.int32))
@@ -86,6 +88,7 @@ class DeviceRequests(Mirror):
                 "root": (MAX_ROWS, torch.int32),  # read as the ids of a pass's rows, padding included
                 "end_ids": (MAX_END_IDS, torch.int32),
                 "seed": (num_seqs, torch.int64),
+                "history": (num_seqs, torch.int64),
                 "temperature": (num_seqs, torch.float32),
             },
             device,
@@ -103,6 +106,7 @@ class DeviceRequests(Mirror):
         host = self.host
         host["cache_len"][seq], host["limit"][seq], host["done"][seq] = len(ids) - 1, limit, RUNNING
         host["root"][seq], host["seed"][seq], host["temperature"][seq] = ids[-1], to_int64(seed % 2**64), temperature
+        host["history"][seq] = 0
         host["end_ids"][:] = -1
         host["end_ids"][: len(end_ids)] = end_ids
         self.ids_image[seq, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
@@ -129,3 +133,10 @@ class Reports:
         report = self.ring_view[round_index % RING, seq]
         emitted, accepted, status, rows = (int(value) for value in report[:REPORT_HEADER])
         return report[REPORT_HEADER : REPORT_HEADER + emitted].tolist(), accepted, status, rows
+
+    def overrides(self, round_index: int, seq: int, accepted: int) -> list[tuple[int, float, float, float, float]]:
+        """Of a relaxed rule's round that is complete: place among the drafted tokens that were emitted, margin,
+        entropy, probability and pivot_prob of each override."""
+        trace = self.ring_view[round_index % RING, seq, TRACE_START:].reshape(TRACE_FIELDS, MAX_ROWS)[:, :accepted]
+        values = trace[1:].view(np.float32)
+        return [(int(place), *map(float, values[:, place])) for place in np.flatnonzero(trace[0])]  # type: ignore[misc]

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from pad_engine.accept import accept
 from pad_engine.captured import Played, draft, play, serves
 from pad_engine.config import SamplingParams
 from pad_engine.controller import Controller
@@ -32,13 +33,14 @@ from pad_engine.output import Delta, Output, Stats, Stopwatch, TokenLogprobs, co
 from pad_engine.prompt import Prompt, encode
 from pad_engine.record import Record
 from pad_engine.rules.rule import AcceptanceRule
-from pad_engine.rules.select import rule_for
+from pad_engine.rules.select import RelaxedRule, bind, rule_for
 from pad_engine.state import Commit, State
 from pad_engine.text import TextStream
 from pad_engine.tree import DraftTree
-from pad_engine.verify import accept, prefill, verify
+from pad_engine.verify import prefill, verify
 
 SEQ = 0  # the one sequence of a stream
+OnRound = Callable[[Played], None]
 
 
 class Prefix:
@@ -63,10 +65,11 @@ def decode_round(
     """
     record = verify(target, cache, states, trees, num_tokens, taps, rounds)
     commits = []
-    for state, tree, (path, end_token) in zip(states, trees, accept(record, rule, states, trees), strict=True):
-        if end_token < 0:
-            raise NonFiniteError(f"the target's logits after position {len(state.ids) + len(path) - 2} are not finite")
-        commit = state.commit(tree, path, end_token)
+    for state, tree, kept in zip(states, trees, accept(record, rule, states, trees), strict=True):
+        if kept.end_token < 0:
+            position = len(state.ids) + len(kept.path) - 2
+            raise NonFiniteError(f"the target's logits after position {position} are not finite")
+        commit = state.commit(tree, kept.path, kept.end_token, kept.overridden)
         if rounds is not None and rounds.strict and not taps:
             cache.advance(state.seq, [tree.tokens[node] for node in commit.path])  # the rows are in their places
         else:
@@ -78,11 +81,12 @@ def decode_round(
 class Engine:
     """Generates text for one request at a time, from any thread.
 
-    target: the model. tokenizer: a transformers tokenizer. drafter: see drafters/drafter.py. rule: a rule, or "auto"
-    for greedy at temperature 0 and match above. controller: decides how much is drafted. max_length: tokens of prompt
-    and answer together, at most. eos_token_ids: any of them ends an answer. fused: rounds run on the fused kernels and,
-    on a GPU, as captured graphs; by default where there is one. strict: an answer in half precision is that of every
-    strict engine of the same budget, whatever was drafted; chains only. Each round then costs what the largest does.
+    target: the model. tokenizer: a transformers tokenizer. drafter: see drafters/drafter.py. rule: a rule, or a name
+    with options (rules/select.py); "auto" is greedy at temperature 0 and match above. controller: decides how much is
+    drafted. max_length: tokens of prompt and answer together, at most. eos_token_ids: any of them ends an answer.
+    fused: rounds run on the fused kernels and, on a GPU, as captured graphs; by default where there is one. strict: an
+    answer in half precision is that of every strict engine of the same budget, whatever was drafted; chains only. Each
+    round then costs what the largest does.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class Engine:
         drafter: Drafter,
         controller: Controller,
         *,
-        rule: str | AcceptanceRule = "auto",
+        rule: str | AcceptanceRule | RelaxedRule = "auto",
         max_length: int,
         num_tokens: int,
         eos_token_ids: Sequence[int] = (),
@@ -100,7 +104,8 @@ class Engine:
         strict: bool = False,
     ) -> None:
         self.target, self.tokenizer, self.drafter, self.controller = target, tokenizer, drafter, controller
-        self.rule, self.max_length, self.num_tokens = rule, max_length, num_tokens
+        self.max_length, self.num_tokens = max_length, num_tokens
+        self.rule = bind(rule, target, num_tokens)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache = target.new_cache(capacity=max_length, scratch=max(PREFILL_SCRATCH, controller.max_budget))
         self.rounds = self._fused_rounds(strict) if fused or (fused is None and target.device.type == "cuda") else None
@@ -119,8 +124,13 @@ class Engine:
         elif reason:
             warnings.warn(f"this model runs without fused kernels, slower: {reason}", stacklevel=4)
             return None
+        override = None if isinstance(self.rule, str) else self.rule.override
+        if override is not None and (override.kernel is None or override.either < 1.0):
+            override = None  # decided on the host
         budget = self.controller.max_budget
-        return Rounds(self.target, self.cache, num_tokens=self.num_tokens, max_budget=budget, strict=strict)
+        return Rounds(
+            self.target, self.cache, num_tokens=self.num_tokens, max_budget=budget, strict=strict, override=override
+        )  # fmt: skip
 
     @classmethod
     def from_pretrained(cls, model: str | Path, **options: Any) -> "Engine":
@@ -129,23 +139,36 @@ class Engine:
 
         return load_engine(model, **options)
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, prefix: Prefix | None = None) -> Output:
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prefix: Prefix | None = None,
+        on_round: OnRound | None = None,
+    ) -> Output:
         """Answer a prompt: text to complete, token ids, or chat messages. RequestError says what is wrong with it."""
-        return collect(self.stream(prompt, params, prefix=prefix))
+        return collect(self.stream(prompt, params, prefix=prefix, on_round=on_round))
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, prefix: Prefix | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prefix: Prefix | None = None,
+        on_round: OnRound | None = None,
     ) -> Iterator[Delta]:
         """The same, piece by piece, as rounds finish. Closing the iterator cancels the request.
 
-        prefix: a handle of `prefill`; what the prompt has in common with it is not read again.
+        prefix: a handle of `prefill`; what the prompt has in common with it is not read again. on_round: called with
+        each round before its piece is handed out, cut where the answer ends.
         """
         params = params or SamplingParams()
         rule = rule_for(self.rule, params)
         self._check_ids(params)
         if self.serving is None:
             self.cancelled.clear()  # an earlier call of `cancel` had nothing to end
-        return self._run(self._encode(prompt), params, rule, prefix)
+        return self._run(self._encode(prompt), params, rule, prefix, on_round)
 
     def prefill(self, prompt: Prompt) -> Prefix:
         """Read a prompt ahead of its request. The handle follows the requests that it is given to: each turn of a chat
@@ -207,8 +230,9 @@ class Engine:
 
     @torch.inference_mode()
     def _run(
-        self, ids: list[int], params: SamplingParams, rule: AcceptanceRule, prefix: Prefix | None
-    ) -> Iterator[Delta]:
+        self, ids: list[int], params: SamplingParams, rule: AcceptanceRule, prefix: Prefix | None,
+        on_round: OnRound | None,
+    ) -> Iterator[Delta]:  # fmt: skip
         with self._serve(prefix):
             seed = secrets.randbits(53) if params.seed is None else params.seed
             end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
@@ -221,7 +245,7 @@ class Engine:
             prefill(self.target, self.cache, SEQ, ids[stats.reused_tokens : -1], chunk, self.cancelled, self.rounds)
             stats.prefill_seconds = clock.lap() / 1000
             nothing = last = Delta("", [], None if params.logprobs is None else [])
-            for commit, piece, logprobs in self._rounds(state, rule, text):
+            for commit, piece, logprobs in self._rounds(state, rule, text, on_round):
                 stats.add(commit)
                 stats.decode_seconds += clock.lap() / 1000
                 stats.time_to_first_token = stats.time_to_first_token or stats.prefill_seconds + stats.decode_seconds
@@ -236,13 +260,13 @@ class Engine:
             yield replace(last, text=last.text + rest, finish_reason=state.finish_reason, stats=stats)
 
     def _rounds(
-        self, state: State, rule: AcceptanceRule, text: TextStream
+        self, state: State, rule: AcceptanceRule, text: TextStream, on_round: OnRound | None
     ) -> Iterator[tuple[Commit, str, list[TokenLogprobs] | None]]:
         drafter, controller, wanted = self.drafter, self.controller, state.params.logprobs
         # what a rule of the residual kind emits depends on how much was drafted, so a seed fixes that too
         pinned = state.draws_from_q and state.params.seed is not None
         cancelled = self.cancelled.is_set
-        if self.rounds is not None and serves(state, rule, drafter):
+        if self.rounds is not None and serves(self.rounds, state, rule, drafter):
             played = play(self.rounds, self.cache, state, drafter, controller, pinned, cancelled)
         else:
             played = self._play_here(state, rule, pinned, cancelled)
@@ -253,6 +277,8 @@ class Engine:
                 commit = state.cut(commit, count)
             controller.observe(commit.tree, commit.accepted, len(commit.tokens), round.draft_ms, round.verify_ms)
             drafter.observe(commit)
+            if on_round is not None:
+                on_round(replace(round, commit=commit))
             logits = round.logits
             yield commit, piece, None if wanted is None or logits is None else token_logprobs(logits, commit, wanted)
         if state.finish_reason is None:
@@ -266,7 +292,8 @@ class Engine:
         while state.finish_reason is None and not cancelled():
             tree, draft_ms = draft(state, drafter, self.controller, pinned)
             clock = Stopwatch()
+            taps = [*drafter.taps, *rule.taps]
             commits, record = decode_round(
-                self.target, self.cache, rule, [state], [tree], self.num_tokens, drafter.taps, self.rounds
+                self.target, self.cache, rule, [state], [tree], self.num_tokens, taps, self.rounds
             )
             yield Played(commits[0], record.logits, draft_ms, clock.lap())

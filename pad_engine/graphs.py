@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from pad_engine.device_judge import DeviceJudge
 from pad_engine.device_round import DeviceForest, DeviceRequests, Reports
 from pad_engine.errors import ModelError, RequestError
 from pad_engine.kernels.accept import LENGTH, MAX_ROWS, accept_forest
@@ -23,6 +24,7 @@ from pad_engine.kernels.row_tiles import OFF
 from pad_engine.kv_cache import KVCache
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.fused import FusedPass, row_pad
+from pad_engine.rules.override import Override
 from pad_engine.tree import DraftTree
 
 POLLS_A_CHECK = 100_000  # polls of the counter between two looks at whether the device has failed
@@ -45,15 +47,27 @@ class Rounds:
     kinds: "plain" is a root alone, taken from where the last round left it; "tree" a forest that the host uploads;
     "logits" the pass over such a forest alone, with its logits; "read" the layers alone over a chain that is surely
     kept; a DeviceDraft makes its own forest. strict: see FusedPass; all rounds then have the rows of max_budget.
+    override: of a relaxed rule, by which rounds over drafted nodes are decided.
     """
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, *, num_tokens: int, max_budget: int, strict: bool = False
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        *,
+        num_tokens: int,
+        max_budget: int,
+        strict: bool = False,
+        override: Override | None = None,
     ) -> None:
         device, num_seqs = decoder.device, len(cache.lengths)
         self.device, self.cache, self.strict = device, cache, strict
         self.max_rows = row_pad(max_budget)
         self.fused = FusedPass(decoder, cache, num_tokens=num_tokens, strict=strict)
+        self.judge: DeviceJudge | None = None
+        if override is not None:
+            hidden, dtype = decoder.config.hidden_size, decoder.dtype
+            self.judge = DeviceJudge(override, self.fused.programs, hidden, dtype, device)
         self.requests = DeviceRequests(num_seqs, cache.capacity, device)
         self.root, self.forest = DeviceForest(num_seqs, device), DeviceForest(num_seqs, device)
         self.reports = Reports(num_seqs, device)
@@ -185,14 +199,19 @@ class Rounds:
             assert self.logits is not None
             self.fused.launch(rows, token, forest, requests, self.logits[:rows], keep=False)
             return
-        self.fused.launch(rows, token, forest, requests)
+        # a root alone has nothing to relax
+        judge = None if kind == PLAIN else self.judge
+        self.fused.launch(rows, token, forest, requests, judge=judge)
         scores, ids = self.fused.partials(rows)
+        relaxation = None
+        if judge is not None:
+            scores, ids, relaxation = judge.queue(rows, forest, scores, ids, requests, self.fused.pdl[rows])
         path = self.paths.view(-1)[: rows * len(self.cache.lengths)].view(-1, rows)
         accept_forest(
-            scores, ids, token, forest.parent[:rows], forest.depth[:rows], forest.mask_bits[:rows], forest.start,
+            scores, ids, token[:rows], forest.parent[:rows], forest.depth[:rows], forest.mask_bits[:rows], forest.start,
             requests.limit, requests.end_ids, requests.ids, requests.cache_len, requests.done, requests.root, self.pick,
             path, self.old_len, self.n_commit, self.reports.ring, self.reports.round, self.reports.counter, self.ticket,
-            pdl=pdl,
+            pdl=pdl, relaxation=relaxation,
         )  # fmt: skip
         if not self.fused.to_prefix(rows):
             for buffer in self.cache.buffers.values():

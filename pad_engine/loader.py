@@ -24,7 +24,7 @@ from pad_engine.models.loader import LoadedModel, load_decoder, load_model, load
 from pad_engine.models.memory import Estimate, check
 from pad_engine.models.sources import resolve
 from pad_engine.rules.rule import AcceptanceRule
-from pad_engine.rules.select import check_rule
+from pad_engine.rules.select import RelaxedRule
 from pad_engine.trees.builder import make_builder
 
 MODEL_OPTIONS = ("device", "dtype", "max_length", "adapters", "accept_terms", "verbose")
@@ -42,7 +42,7 @@ def make_engine(
     drafter: str | Drafter | None = None,
     draft_model: str | Path | None = None,
     trees: str = "chain",
-    rule: str | AcceptanceRule = "auto",
+    rule: str | AcceptanceRule | RelaxedRule = "auto",
     budget: int = 16,
     fixed_budget: bool = False,
     accept_terms: bool = False,
@@ -59,7 +59,6 @@ def make_engine(
     """
     if not 1 <= budget <= 64:
         raise RequestError(f"budget must be in [1, 64], got {budget}")
-    check_rule(rule)
     depth = budget - 1
     if isinstance(drafter, str) or drafter is None:
         spec = drafter_spec(drafter, draft_model)

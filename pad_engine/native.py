@@ -1,10 +1,10 @@
 """ctypes binding of libpad (csrc/include/pad.h). CPU tensors only; without the library the torch references serve.
 
-Next file: native_accept.py, its part for the accepted path.
+Next files: native_accept.py, its part for the accepted path, and native_tail.py, for relaxed acceptance.
 """
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +29,15 @@ _SIGNATURES = {
     "pad_accept_path": [*[c_void_p] * 4, c_size_t, c_size_t, *[c_void_p] * 2],
     "pad_match_path": [*[c_void_p] * 6, c_size_t, c_size_t, *[c_void_p] * 4],
     "pad_commit_list": [c_void_p, *[c_size_t] * 4, *[c_void_p] * 2],
+    "pad_row_stats": [c_void_p, *[c_size_t] * 3, *[c_void_p] * 5],
+    "pad_gather_judged": [*[c_void_p] * 5, *[c_size_t] * 2, *[c_void_p] * 2, c_size_t, *[c_void_p] * 5],
+    "pad_pivot_mlp": [*[c_void_p] * 2, c_size_t, c_void_p, c_size_t, c_void_p],
+    "pad_linear_judge": [c_void_p, c_float, c_void_p, *[c_size_t] * 3, c_void_p],
+    "pad_relaxed_path": [*[c_void_p] * 8, *[c_size_t] * 2, *[c_void_p] * 6],
+    "pad_rejection_path": [
+        *(c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_size_t, c_void_p, c_void_p, c_size_t),
+        *(c_double, c_uint64, c_uint32, c_uint32, *[c_void_p] * 4),
+    ],
 }
 
 

@@ -39,6 +39,7 @@ class Stats:
         self.completion_tokens += len(commit.tokens)
         self.draft_tokens += len(commit.tree) - 1
         self.accepted_tokens += commit.accepted
+        self.overrides += len(commit.overridden)
         depth = max(commit.tree.depth)
         missing = depth - len(self.tried_by_position)
         self.tried_by_position += [0] * missing

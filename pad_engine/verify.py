@@ -1,4 +1,4 @@
-"""Read a prompt, verify a forest of draft trees in one pass of the target, and walk the accepted paths.
+"""Read a prompt, and verify a forest of draft trees in one pass of the target.
 
 Next to read: rules/greedy.py for what is accepted, accept.py for the path, models/decoder.py for the pass.
 """
@@ -9,12 +9,10 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from pad_engine.accept import accept_paths
 from pad_engine.graphs import Rounds
 from pad_engine.kv_cache import KVCache, RowGroup
 from pad_engine.models.decoder import Decoder
 from pad_engine.record import Record
-from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.sampling import gumbel_pick
 from pad_engine.state import State
 from pad_engine.transforms import transform
@@ -87,14 +85,3 @@ def verify(
         picks.append(gumbel_pick(processed[-1], positions, state.seed, temperature))
     changed = processed[0] if len(processed) == 1 else torch.cat(processed)
     return Record(forest, logits, changed, torch.cat(picks).cpu(), tapped)
-
-
-def accept(
-    record: Record, rule: AcceptanceRule, states: Sequence[State], trees: Sequence[DraftTree]
-) -> list[tuple[list[int], int]]:
-    """For each sequence the accepted path, as nodes of its own tree from the root on, and the token after it."""
-    if rule.walk_path is not None:
-        walks = zip(record.forest.starts, states, trees, strict=True)
-        return [rule.walk_path(record, start, state, tree) for start, state, tree in walks]
-    paths, ends = accept_paths(record, rule)
-    return [([row - path[0] for row in path], end) for path, end in zip(paths, ends, strict=True)]

@@ -110,7 +110,7 @@ def test_chat_uses_the_template(folder: Path) -> None:
         (("--seed", "-1"), "seed"),
         (("--max-tokens", "0"), "max_tokens"),
         (("--trees", "oak"), "trees must be one of chain, best-first"),
-        (("--rule", "lucky"), "rule must be auto or one of greedy, match, rejection"),
+        (("--rule", "lucky"), "rule must be one of auto, greedy, match, rejection"),
         (("--rule", "greedy", "--temperature", "1"), "rule greedy needs temperature 0"),
         (("--drafter", "oracle"), "drafter must be"),
         (("--drafter", "ngram:min=many"), "min must be a whole number"),

@@ -16,6 +16,7 @@ from torch import Tensor
 from pad_engine import SamplingParams
 from pad_engine.record import Record
 from pad_engine.rules import rejection
+from pad_engine.rules.rule import Accepted
 from pad_engine.state import State
 from pad_engine.transforms import transform
 from pad_engine.tree import DraftTree, make_forest
@@ -132,9 +133,9 @@ def law(
     for weight, tree in proposals:
         rows = torch.stack([processed(target, state, path) for path in tree.paths])
         record = Record(make_forest([tree], [0]), rows, rows, torch.zeros(len(tree), dtype=torch.int32), {})
-        for share, (path, end) in branches.all(lambda: rejection.walk_path(record, 0, state, tree)):  # noqa: B023
-            kept = tuple(tree.tokens[node] for node in path[1:])
-            for token, p in enumerate(end.tolist()):
+        for share, walked in branches.all(lambda: rejection.walk_path(record, 0, state, tree)):  # noqa: B023
+            kept = tuple(tree.tokens[node] for node in walked.path[1:])
+            for token, p in enumerate(walked.end_token.tolist()):
                 if p > 0:
                     finish((*kept, token)[:length], weight * share * p)
     assert sum(out.values()) == pytest.approx(1, abs=1e-6)
@@ -247,7 +248,8 @@ def test_temperature_0_takes_the_first_largest(monkeypatch: pytest.MonkeyPatch) 
 def walk(p: Sequence[float], tree: DraftTree) -> tuple[list[int], int]:
     rows = torch.tensor(p).log().expand(len(tree), -1)
     record = Record(make_forest([tree], [0]), rows, rows, torch.zeros(len(tree), dtype=torch.int32), {})
-    return rejection.walk_path(record, 0, state_of(), tree)
+    accepted = rejection.walk_path(record, 0, state_of(), tree)
+    return accepted.path, accepted.end_token
 
 
 @pytest.mark.parametrize("u", [0.0, 2.0**-32, 1 - 2.0**-32])
@@ -293,7 +295,9 @@ def test_empty_residuals_and_q_rows_that_run_out(monkeypatch: pytest.MonkeyPatch
 def test_a_row_that_is_not_finite_ends_the_walk_only_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rejection, "uniform", lambda *counter: 0.5)
     tree = DraftTree([0, 1, 2], [-1, 0, 0])
-    for bad, expected in (([-1, 0, 0], ([0], -1)), ([0, -1, 0], ([0, 1], -1)), ([0, 0, -1], ([0, 1], 1))):
+    for bad, expected in (
+        ([-1, 0, 0], Accepted([0], -1)), ([0, -1, 0], Accepted([0, 1], -1)), ([0, 0, -1], Accepted([0, 1], 1))
+    ):  # fmt: skip
         rows = torch.tensor([0.0, 1.0, 0.0]).log().expand(3, -1)
         record = Record(make_forest([tree], [0]), rows, rows, torch.tensor(bad, dtype=torch.int32), {})
         assert rejection.walk_path(record, 0, state_of(), tree) == expected

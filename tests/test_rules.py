@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 from tiny import Make, Oracle, make_tiny_model, sequential, some_ids, tiny_decoder, tiny_engine
 
 from pad_engine import SamplingParams
+from pad_engine.accept import accept
 from pad_engine.drafters.scripted import Scripted
 from pad_engine.errors import RequestError
 from pad_engine.kernels.gumbel import gumbel_ref
@@ -19,10 +20,10 @@ from pad_engine.kernels.row_stats import row_stats_ref
 from pad_engine.record import Record
 from pad_engine.rules.greedy import GREEDY
 from pad_engine.rules.match import MATCH
-from pad_engine.rules.select import rule_for
+from pad_engine.rules.rule import Accepted
+from pad_engine.rules.select import make_rule, rule_for
 from pad_engine.state import State
 from pad_engine.tree import DraftTree, make_forest
-from pad_engine.verify import accept
 
 COPIED = range(100, 200)
 
@@ -125,7 +126,7 @@ def test_accept_follows_the_picks_of_parents(rule: Any) -> None:
         forest = make_forest(trees, rng.permutation(len(trees)).tolist())
         picks = torch.tensor(rng.integers(0, 3, len(forest.token)), dtype=torch.int32)
         record = Record(forest, *[torch.randn(len(picks), 3)] * 2, picks, {})
-        for (path, end), tree, start in zip(accept(record, rule, [], trees), trees, forest.starts, strict=True):
+        for kept, tree, start in zip(accept(record, rule, [], trees), trees, forest.starts, strict=True):
             node, expected = 0, [0]
             while True:
                 pick = int(picks[start + node])
@@ -134,7 +135,7 @@ def test_accept_follows_the_picks_of_parents(rule: Any) -> None:
                     break
                 node = twins[0]
                 expected.append(node)
-            assert (path, end) == (expected, int(picks[start + node]))
+            assert kept == Accepted(expected, int(picks[start + node]))
 
 
 @pytest.mark.parametrize("drafter", ["none", "draft-model"])
@@ -191,8 +192,12 @@ def test_the_rule_of_a_request() -> None:
     assert (rule_for("auto", greedy), rule_for("auto", warm)) == (GREEDY, MATCH)
     assert rule_for("match", greedy) is MATCH
     assert rule_for(GREEDY, warm) is GREEDY
-    for name, params in (("greedy", warm), ("typical", greedy), ("", greedy)):
-        with pytest.raises(RequestError, match="rule"):
-            rule_for(name, params)
+    with pytest.raises(RequestError, match="rule greedy needs temperature 0"):
+        rule_for("greedy", warm)
+    for name in ("auto", "greedy", "match", "rejection"):
+        assert make_rule(name, 300) == name
+    for name in ("lucky", ""):
+        with pytest.raises(RequestError, match="rule must be one of"):
+            make_rule(name, 300)
     assert GREEDY.lossless
     assert MATCH.lossless

@@ -18,6 +18,7 @@ from pad_engine.loader import load_engine
 from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.loader import load_decoder
+from pad_engine.rules.classifier import PIVOT_MLP, SCALARS, Classifier, expected_shapes
 
 VOCAB, EOS, BOS = 300, 256, 257
 CPU = torch.device("cpu")
@@ -204,3 +205,16 @@ class ModelStore:
 
 
 Make = Callable[..., Path]
+
+
+def random_classifier(
+    folder: Path, kind: str, hidden_size: int, tap_layer: int, scalars: Sequence[str] = SCALARS
+) -> Path:
+    """Write a classifier of random weights, whose answers lie on both sides of one half."""
+    scalars = tuple(scalars) if kind == PIVOT_MLP else ()
+    generator = torch.Generator().manual_seed(3)
+    shapes = expected_shapes(kind, hidden_size, len(scalars))
+    weights = {name: 0.4 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    path = folder / f"{kind}.safetensors"
+    Classifier(kind, tap_layer, hidden_size, scalars, weights, "tiny").save(path)
+    return path

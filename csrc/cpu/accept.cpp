@@ -1,7 +1,8 @@
 #include "accept.h"
 
 #include <algorithm>
-#include <cmath>
+
+#include "common/rule.h"
 
 namespace pad {
 namespace {
@@ -25,9 +26,9 @@ size_t kept_sibling(const int32_t *parent, const uint64_t *kept, size_t i) {
     return i;
 }
 
-// is_accepted(i): the judgement of a row that is no root. is_better(i, j): whether i takes the place of its sibling j.
-template <typename IsAccepted, typename IsBetter>
-void keep_best(const int32_t *parent, size_t n, IsAccepted is_accepted, IsBetter is_better, uint64_t *kept) {
+// is_accepted(i): the judgement of a row that is no root. takes_place(i, j): whether i takes that of its sibling j.
+template <typename IsAccepted, typename TakesPlace>
+void keep_best(const int32_t *parent, size_t n, IsAccepted is_accepted, TakesPlace takes_place, uint64_t *kept) {
     std::fill_n(kept, words_of(n), uint64_t{0});
     for (size_t i = 0; i < n; ++i) {
         if (parent[i] >= 0) {
@@ -35,7 +36,7 @@ void keep_best(const int32_t *parent, size_t n, IsAccepted is_accepted, IsBetter
                 continue;
             const size_t sibling = kept_sibling(parent, kept, i);
             if (sibling < i) {
-                if (!is_better(i, sibling))
+                if (!takes_place(i, sibling))
                     continue;
                 flip(kept, sibling);
             }
@@ -60,10 +61,8 @@ void accept_match(const int32_t *token, const int32_t *parent, const int32_t *ro
 
 void accept_bits(const uint8_t *accept, const float *score, const int32_t *parent, size_t n, uint64_t *kept) {
     const auto is_accepted = [=](size_t i) { return accept[i] != 0; };
-    const auto is_better = [=](size_t i, size_t j) {
-        return score && (score[i] > score[j] || (std::isnan(score[j]) && !std::isnan(score[i])));
-    };
-    keep_best(parent, n, is_accepted, is_better, kept);
+    const auto takes_place = [=](size_t i, size_t j) { return score && is_better(score[i], score[j]); };
+    keep_best(parent, n, is_accepted, takes_place, kept);
 }
 
 void match_bits(const int32_t *token, const int32_t *parent, const int32_t *row_pick, size_t n, uint64_t *kept) {

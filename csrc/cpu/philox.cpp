@@ -1,5 +1,7 @@
 #include "philox.h"
 
+#include "common/philox.h"
+
 namespace pad {
 
 void philox4x32_10(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {

@@ -9,6 +9,7 @@ Next to read: kernels/row_tiles.py, then graphs.py.
 import torch
 from torch import Tensor
 
+from pad_engine.device_judge import DeviceJudge
 from pad_engine.device_round import DeviceForest, DeviceRequests
 from pad_engine.kernels.accept import MAX_ROWS
 from pad_engine.kernels.embed_rows import embed_rows
@@ -124,6 +125,7 @@ class FusedPass:
         logits: Tensor | None = None,
         keep: bool = True,
         head: bool = True,
+        judge: DeviceJudge | None = None,
     ) -> None:
         """Queue one pass of `rows` (one of ROW_PADS) padded rows: all layers, and the LM head.
 
@@ -144,14 +146,16 @@ class FusedPass:
         for position, layer in enumerate(decoder.layers):
             self._attention(rows, position, layer, forest, requests, not head or self.to_prefix(rows, keep))
             following = decoder.layers[position + 1].attention_norm if position + 1 < len(decoder.layers) else None
-            self._mlp(rows, layer, decoder.final_norm if following is None else following)
+            tap = judge.tap[:rows] if judge is not None and judge.tap_layer == layer.index else None
+            self._mlp(rows, layer, decoder.final_norm if following is None else following, tap)
         if not head:
             return
         scores, ids = self.partials(rows)
         lm_head(
             hidden, decoder.final_norm, normed, squares, decoder.lm_head.weight, None, forest.depth, forest.seq,
-            requests.cache_len, requests.seed, requests.temperature, scores, ids, logits, num_tokens=self.num_tokens,
-            eps=eps, softcap=decoder.config.logit_softcap, config=self.tiles["lm_head", rows], pdl=self.pdl[rows],
+            requests.cache_len, requests.seed, requests.temperature, scores, ids, logits,
+            None if judge is None else judge.judging(rows, forest), num_tokens=self.num_tokens, eps=eps,
+            softcap=decoder.config.logit_softcap, config=self.tiles["lm_head", rows], pdl=self.pdl[rows],
         )  # fmt: skip
 
     def _attention(
@@ -175,7 +179,7 @@ class FusedPass:
         )  # fmt: skip
         self._residual("out", rows, self.attended, layer.out, layer.attention_post_norm, layer.mlp_norm)
 
-    def _mlp(self, rows: int, layer: Layer, next_norm: Tensor) -> None:
+    def _mlp(self, rows: int, layer: Layer, next_norm: Tensor, tap: Tensor | None) -> None:
         config = self.decoder.config
         squares = self.square_sums(self.squares, rows, self.tiles["out", rows].block)
         norm_gated(
@@ -183,19 +187,27 @@ class FusedPass:
             None, self.gated[:rows], config.rms_norm_eps, config.hidden_act, self.tiles["gate_up", rows],
             self.pdl[rows],
         )  # fmt: skip
-        self._residual("down", rows, self.gated, layer.down, layer.mlp_post_norm, next_norm)
+        self._residual("down", rows, self.gated, layer.down, layer.mlp_post_norm, next_norm, tap)
 
     def _residual(
-        self, op: str, rows: int, x: Tensor, linear: Linear, post_weight: Tensor | None, next_norm: Tensor
+        self,
+        op: str,
+        rows: int,
+        x: Tensor,
+        linear: Linear,
+        post_weight: Tensor | None,
+        next_norm: Tensor,
+        tap: Tensor | None = None,
     ) -> None:
-        """The product at the end of a block, the norm behind it if there is one, and the residual."""
+        """The product at the end of a block, the norm behind it if there is one, and the residual; tap: a copy of
+        it."""
         tile, pdl = self.tiles[op, rows], self.pdl[rows]
         squares = self.square_sums(self.squares, rows, tile.block)
         hidden, normed, y = self.hidden[:rows], self.normed[:rows], self.block_out[:rows]
         if post_weight is None:
             linear_residual(
                 x[:rows], linear.weight, linear.bias, None, hidden, next_norm, normed, squares, self.parts,
-                self.tickets, tile, pdl,
+                self.tickets, tile, pdl, tap=tap,
             )  # fmt: skip
             return
         own = self.square_sums(self.block_squares, rows, tile.block)
@@ -204,7 +216,7 @@ class FusedPass:
             add=False,
         )  # fmt: skip
         eps = self.decoder.config.rms_norm_eps
-        post_norm(y, own, post_weight, hidden, next_norm, normed, squares, eps, tile.block, pdl)
+        post_norm(y, own, post_weight, hidden, next_norm, normed, squares, eps, tile.block, pdl, tap)
 
 
 def unsupported(decoder: Decoder) -> str | None:

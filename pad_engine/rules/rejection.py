@@ -12,25 +12,54 @@ from torch import Tensor
 from pad_engine.kernels.gumbel import ACCEPT, RESIDUAL, uniform
 from pad_engine.record import Record
 from pad_engine.rules.greedy import judge_pick
-from pad_engine.rules.rule import AcceptanceRule
+from pad_engine.rules.override import Relaxed, describe
+from pad_engine.rules.rule import AcceptanceRule, Accepted
 from pad_engine.sampling import gumbel_noise
 from pad_engine.state import State
 from pad_engine.tree import DraftTree
 
 
-def walk_path(record: Record, start: int, state: State, tree: DraftTree) -> tuple[list[int], int]:
-    """The accepted nodes from the root on, and the token after them; -1 when a row on the way is not finite."""
-    path, children = [0], tree.children
+def walk_path(record: Record, start: int, state: State, tree: DraftTree, relaxed: Relaxed | None = None) -> Accepted:
+    """The accepted nodes from the root on, and the token after them.
+
+    relaxed: a child that rejection leaves may still be kept by an override, the one of the best score; or a row that
+    hesitates takes either of its two likeliest tokens, the second within the override's bounds, and weighs nothing.
+    """
+    path, children, overridden, history = [0], tree.children, [], state.history
     while True:
         node = path[-1]
         if record.row_pick[start + node] < 0:
-            return path, -1
-        p = target_probs(record.processed[start + node], state)
+            return Accepted(path, -1, tuple(overridden))
+        row = record.processed[start + node]
+        p = target_probs(row, state)
         position = len(state.ids) + len(path) - 1
-        accepted, p = try_children(p, tree, children[node], state, position)
+        pair = [] if relaxed is None else hesitates(row, relaxed.override.either)
+        accepted, rescued = None, None
+        if pair:
+            if relaxed is not None and not relaxed.may_take(start + node, pair[1], history):
+                pair.pop()
+            accepted = next((child for child in children[node] if tree.tokens[child] in pair), None)
+            rescued = accepted if accepted is not None and tree.tokens[accepted] != pair[0] else None
+        else:
+            accepted, p = try_children(p, tree, children[node], state, position)
+            if accepted is None and relaxed is not None and relaxed.override.either >= 1.0:
+                accepted = rescued = relaxed.rescue(children[node], start, history)
         if accepted is None:
-            return path, draw(p, state, position)
+            return Accepted(path, draw(p, state, position), tuple(overridden))
+        if rescued is not None and relaxed is not None:
+            overridden.append(describe(relaxed.judged, start + rescued, rescued))
+        history = history << 1 | (rescued is not None)
         path.append(accepted)
+
+
+def hesitates(row: Tensor, either: float) -> list[int]:
+    """The two likeliest tokens of a row of processed logits `[V]`, if z1 > 0 and z2 / z1 > either (MARS as released,
+    which divides by any z1: below 0 the ratio is above 1 for every token, those that a filter cut off included)."""
+    if either >= 1.0:
+        return []
+    order = row.float().sort(descending=True, stable=True)
+    z1, z2 = order.values[:2].tolist()
+    return order.indices[:2].tolist() if z1 > 0 and z2 / (z1 + 1e-10) > either else []
 
 
 def target_probs(logits: Tensor, state: State) -> Tensor:

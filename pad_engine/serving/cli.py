@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pad_engine import __version__
-from pad_engine.serving import bench, chat, generate, info, models
+from pad_engine.serving import bench, chat, generate, info, models, trace
 from pad_engine.serving.terminal import quiet
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def pad(
 
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("trace")(trace.trace)
 app.command("bench")(bench.bench)
 app.command("models")(models.models)
 app.command("info")(info.info)

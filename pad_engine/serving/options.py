@@ -87,9 +87,9 @@ class EngineOptions:
         """Refuse bad values before a model is fetched or loaded, which may take minutes."""
         from pad_engine.loader import check_drafter
         from pad_engine.models.loader import pick_device, pick_dtype
-        from pad_engine.rules.select import rule_for
+        from pad_engine.rules.select import make_rule, rule_for
 
-        rule_for(self.rule, params)
+        rule_for(make_rule(self.rule, num_tokens=2), params)
         pick_dtype(self.dtype, pick_device(self.device))
         name, _ = check_drafter(self.drafter_spec, self.trees, budget=2)
         if name == "draft-model" and self.draft_model is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pad_engine.config import SamplingParams
 
 if TYPE_CHECKING:
-    from pad_engine.engine import Engine, Prefix
+    from pad_engine.engine import Engine, OnRound, Prefix
     from pad_engine.output import Output, Stats, TokenLogprobs
 
 
@@ -26,8 +26,9 @@ def answer(
     params: SamplingParams,
     show: Callable[[str], None] | None,
     prefix: "Prefix | None" = None,
+    on_round: "OnRound | None" = None,
 ) -> tuple["Output", bool]:
-    """Run a request; returns its output and whether Ctrl-C has ended it.
+    """Run a request; returns its output and whether Ctrl-C has ended it. on_round: as of Engine.stream.
 
     The first Ctrl-C ends it after the round at work, so that text and figures are whole. While the prompt is read, or
     at the second Ctrl-C, it ends on the spot, with the text so far.
@@ -47,7 +48,7 @@ def answer(
             raise KeyboardInterrupt
         engine.cancel()
 
-    deltas = engine.stream(ids, params, prefix=prefix)
+    deltas = engine.stream(ids, params, prefix=prefix, on_round=on_round)
     before = signal.signal(signal.SIGINT, stop)
     try:
         with suppress(KeyboardInterrupt):

@@ -1,6 +1,5 @@
 """A chat without its terminal: messages, replies, and what of the cache the next turn uses again."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
 from pad_engine.serving.reply import answer, figures
+from pad_engine.serving.save import write_json
 
 if TYPE_CHECKING:
     from pad_engine.engine import Engine, Prefix
@@ -91,15 +91,4 @@ class Session:
         """Write the chat as JSON, whole or not at all."""
         if not overwrite and os.path.lexists(path):
             raise RequestError(f"{path} exists", "/save! overwrites it")
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with part.open("x", encoding="utf-8") as file:
-                json.dump(self.to_dict(), file, indent=1, ensure_ascii=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except OSError as error:
-            raise RequestError(f"{path} cannot be written: {error.strerror}") from error
-        finally:
-            part.unlink(missing_ok=True)
+        write_json(path, self.to_dict())

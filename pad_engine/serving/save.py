@@ -1,0 +1,35 @@
+"""Files that a command writes: whole or not at all, and refused before the work if their place is none."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pad_engine.errors import RequestError
+
+
+def check_place(path: Path) -> None:
+    """RequestError unless a file can be written there."""
+    folder = path.parent
+    if path.is_dir():
+        raise RequestError(f"{path} is a folder, expected a file")
+    if not folder.is_dir():
+        raise RequestError(f"{path} cannot be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RequestError(f"{path} cannot be written: nothing may be written in {folder}")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON to a file beside the path, which then takes its place."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with part.open("x", encoding="utf-8") as file:
+            json.dump(content, file, indent=1, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)
