@@ -27,7 +27,7 @@ from pad_engine.models.decoder import Decoder, expected_tensors
 from pad_engine.verify import prefill
 
 CUDA = torch.device("cuda")
-AGREEMENT = 5e-2  # relative distance of two passes that round to bf16 in different places
+AGREEMENT = 0.1  # relative distance of two passes that round to bf16 in different places; other weights are 1.4 apart
 
 
 def random_llama(shape: str, max_length: int, device: torch.device) -> LlamaForCausalLM:

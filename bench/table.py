@@ -78,6 +78,21 @@ def kv_share(nodes: int) -> Callable[[dict[str, Any]], float]:
     return lambda result: entry(result["kv"], nodes=nodes)["share"]
 
 
+def of_tail(shape: str, *keys: str) -> Callable[[dict[str, Any]], float]:
+    """A number of bench_tail.py's result of a shape."""
+    return lambda result: of(*keys)(entry(result["tails"], shape=shape))
+
+
+def rule_tail(shape: str, rule: str) -> Callable[[dict[str, Any]], float]:
+    """A rule's microseconds beyond a pass that only writes its logits."""
+    return of_tail(shape, "tail_us", rule, "us")
+
+
+def over_greedy(shape: str, rule: str) -> Callable[[dict[str, Any]], float]:
+    """A rule's microseconds beyond those of greedy."""
+    return of_tail(shape, "over_greedy_us", rule, "us")
+
+
 RATIO, MS, US, SHARE, MB, SECONDS = "{:.3f}x limit", "{:.3f} ms", "{:.1f} us", "{:.1%}", "{:.0f} MB", "{:.1f} s"
 HOST, COLD = "host_share", "cold-"
 FIGURES = (
@@ -90,6 +105,15 @@ FIGURES = (
     Figure("verify 16 nodes, SmolLM2-135M shape", "step-135m", verify(16, "ms"), MS, 0.36),
     Figure("tail of 16 nodes, greedy, 8B shape", "step-8b", of("tail_us", "greedy", "us"), US, 10),
     Figure("tail of 16 nodes, match, 8B shape", "step-8b", of("tail_us", "match", "us"), US, 10),
+    Figure("tail of 16 nodes, margin, 8B shape", "tail", rule_tail("8b", "margin"), US, 10),
+    Figure("tail of 16 nodes, pivot, 8B shape", "tail", rule_tail("8b", "pivot"), US, 10),
+    Figure("margin over greedy, 8B shape", "tail", over_greedy("8b", "margin"), US, 2),
+    Figure("pivot over greedy, 8B shape", "tail", over_greedy("8b", "pivot"), US, 2),
+    Figure("margin over greedy, 1B shape", "tail", over_greedy("1b", "margin"), US, 2),
+    Figure("pivot over greedy, 1B shape", "tail", over_greedy("1b", "pivot"), US, 2),
+    Figure("rejection of 16 nodes, kernels alone", "tail", of_tail("8b", "rejection_us"), US, 20),
+    Figure("margin and pivot by torch, unfused", "tail", of_tail("8b", "torch_us", "unfused"), US, None),
+    Figure("margin and pivot by torch, compiled", "tail", of_tail("8b", "torch_us", "compiled"), US, None),
     Figure("host share, plain rounds, 8B shape", "step-8b", of(HOST, "plain, run ahead", "share"), SHARE, 0.02),
     Figure("host share, plain rounds, 135M shape", "step-135m", of(HOST, "plain, run ahead", "share"), SHARE, 0.02),
     Figure("host share, host's trees, 8B shape", "step-8b", of(HOST, "tree, from the host", "share"), SHARE, 0.02),

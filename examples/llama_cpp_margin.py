@@ -23,9 +23,10 @@ from torch import Tensor
 from pad_engine.integrations.chain import MAX_DRAFT, Judge, PromptLookup, Stats, native_rule
 from pad_engine.native import gumbel_pick
 
+# an answer that repeats much of its prompt, where copying is a good guess
 PROMPT = (
-    "Copy this text word by word, but write heron for owl: The owl left the barn at dusk, crossed the river, and came "
-    "back before the farmer woke. The farmer never saw the owl, but he knew that the owl had been there."
+    "Correct the spelling: The owl left teh barn at dusk, crosed the river, and came bak before the farmer woke. The "
+    "farmer nevr saw the owl, but he knew that the owl had been there."
 )
 
 
@@ -113,15 +114,15 @@ def decode(
         llama.read(prompt[start : min(start + llama.chunk, len(prompt) - 1)], logits=False)
     judge, lookup = Judge(native_rule(rule, llama.num_tokens)), PromptLookup()
     ids, end = list(prompt), min(len(prompt) + max_tokens, llama.capacity)
-    while len(ids) < end and not (len(ids) > len(prompt) and llama.ends(ids[-1])):
+    while len(ids) < end and (len(ids) == len(prompt) or not llama.ends(ids[-1])):
         draft = lookup(ids, min(num_draft, end - len(ids) - 1)) if num_draft else []
         logits = llama.read([ids[-1], *draft])
         # temperature 0: the largest logit of each row
         picks = gumbel_pick(logits, torch.arange(len(logits)), seed=0, temperature=0.0)
-        for token in judge.decide(logits, picks, draft):
-            ids.append(token)
-            if llama.ends(token):
-                break
+        decided = judge.decide(logits, picks, draft)
+        stop = next((place for place, token in enumerate(decided.tokens, 1) if llama.ends(token)), len(decided.tokens))
+        judge.emit(decided, stop)
+        ids += decided.tokens[:stop]
         llama.crop(len(ids) - 1)  # the last token is not read yet
     return ids[len(prompt) :], judge.stats
 

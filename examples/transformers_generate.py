@@ -2,8 +2,8 @@
 
     python examples/transformers_generate.py [model] [rule]
 
-The model is a short name (`pad models`), a folder or a hub id. Prints what each rule writes and how often the model runs.
-Next to read: pad_engine/integrations/transformers.py.
+The model is a short name (`pad models`), a folder or a hub id. Prints what each rule writes and how
+often the model runs. Next to read: pad_engine/integrations/transformers.py.
 """
 
 import sys
@@ -17,7 +17,7 @@ from pad_engine.models.sources import resolve
 
 # an answer that repeats much of its prompt, where copying is a good guess
 PROMPT = (
-    "Copy this text word by word, but write heron for owl: The owl left the barn at dusk, crossed the river, and came "
+    "Translate into simple English, sentence by sentence: The owl left the barn at dusk, crossed the river, and came "
     "back before the farmer woke. The farmer never saw the owl, but he knew that the owl had been there."
 )
 

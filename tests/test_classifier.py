@@ -18,7 +18,7 @@ D = 24
 
 
 def features(count: int) -> dict[str, torch.Tensor]:
-    return {"entropy": 3 * torch.rand(count), "probability": torch.rand(count), "margin": 5 * torch.rand(count)}
+    return {name: torch.rand(count) for name in SCALARS}
 
 
 @pytest.mark.parametrize("scalars", [SCALARS, ("margin", "entropy"), ("probability",)])
@@ -36,7 +36,7 @@ def test_the_mlp_is_what_torch_makes_of_it(tmp_path: Path, scalars: tuple[str, .
         low = head(torch.cat((hidden(h.bfloat16().float()), units(x)), 1))[:, 1]
     got = found.pivot_prob(h, known)
     torch.testing.assert_close(got, expected)
-    assert got.dtype == torch.float32 and 0 < int((got < 0.5).sum()) < 50
+    assert got.dtype == torch.float32 and float(got.std()) > 0.02
     torch.testing.assert_close(found.pivot_prob(h.bfloat16(), known), low)
 
 

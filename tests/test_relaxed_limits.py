@@ -62,8 +62,8 @@ def test_fly_equals_a_loop_over_all_masks(form: str, window: int) -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("form", fly.FORMS)
 def test_fly_gates_by_entropy(form: str, window: int) -> None:
-    """All chains of six of a match, an unsure mismatch and a sure one, as one forest."""
-    kinds = list(itertools.product(("match", "unsure", "sure"), repeat=6))
+    """All chains of five of a match, an unsure mismatch and a sure one, as one forest."""
+    kinds = list(itertools.product(("match", "unsure", "sure"), repeat=5))
     forest = make_forest([DraftTree.chain([0, *(int(kind != "match") for kind in kind_of)]) for kind_of in kinds],
                          list(range(len(kinds))))  # fmt: skip
     flat, sharp = [0.1] + [0.0] * (VOCAB - 1), [9.0] + [0.0] * (VOCAB - 1)

@@ -76,7 +76,9 @@ def engine(folder: Path, rule: str, script: Any, fused: bool) -> Engine:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "temperature"), [(rule, 0.8 * (i % 2 and not rule.startswith("fly"))) for i, rule in enumerate(RULES)])
+@pytest.mark.parametrize(
+    ("rule", "temperature"), [(rule, 0.8 * (i % 2 and not rule.startswith("fly"))) for i, rule in enumerate(RULES)]
+)
 def test_kernels_decide_as_the_host_does(rule: str, temperature: float, make_model: Make, tmp_path: Path) -> None:
     if rule.startswith(("pivot", "judge")):
         kind = PIVOT_MLP if rule.startswith("pivot") else LINEAR_JUDGE

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pad_engine.kernels import row_tiles
-from pad_engine.kernels.lm_head import lm_head, lm_head_ref
+from pad_engine.kernels.lm_head import Judging, lm_head, lm_head_ref
 from pad_engine.kernels.row_stats import TOP, RowStats, empty_parts, row_stats, row_stats_ref
 from pad_engine.kernels.tuning import TileConfig
 
@@ -19,11 +19,15 @@ def stats_of(h: Tensor, weight: Tensor, programs: int, block: int, softcap: floa
     norm, ones = torch.ones(K, device=DEVICE), torch.zeros(rows, dtype=torch.int32, device=DEVICE)
     squares = h.square().sum(1)[None, :].contiguous()
     scores, parts = torch.empty(programs, rows, device=DEVICE), empty_parts(programs, rows, DEVICE)
+    token_logit = torch.full((rows,), 7.0, device=DEVICE)
     for tensor in parts:
         tensor.fill_(7)  # every element must be written
+    # every node a root, whose token is judged in its own row
+    token = torch.arange(rows, dtype=torch.int32, device=DEVICE) * 3 % vocab
+    judging = Judging(parts, token, torch.full_like(token, -1), token_logit)
     lm_head(
         h, norm, h, squares, weight, None, ones, ones, ones[:1], torch.zeros(1, dtype=torch.int64, device=DEVICE),
-        torch.zeros(1, device=DEVICE), scores, torch.empty_like(scores, dtype=torch.int32), None, parts,
+        torch.zeros(1, device=DEVICE), scores, torch.empty_like(scores, dtype=torch.int32), None, judging,
         num_tokens=vocab, eps=0.0, softcap=softcap, config=TileConfig(block, 32), pdl=row_tiles.OFF,
     )  # fmt: skip
     out = RowStats(
@@ -32,7 +36,10 @@ def stats_of(h: Tensor, weight: Tensor, programs: int, block: int, softcap: floa
         *(torch.empty(rows, device=DEVICE) for _ in range(3)),
     )
     row_stats(parts, out, row_tiles.OFF)
-    return out, lm_head_ref(h, norm, weight, None, 0.0, softcap)
+    logits = lm_head_ref(h, norm, weight, None, 0.0, softcap)
+    own = logits.gather(1, token.long()[:, None])[:, 0]
+    torch.testing.assert_close(token_logit, own, rtol=1e-4, atol=1e-4, equal_nan=True)
+    return out, logits
 
 
 def assert_stats_equal(got: RowStats, expected: RowStats) -> None:

@@ -214,7 +214,7 @@ def random_classifier(
     scalars = tuple(scalars) if kind == PIVOT_MLP else ()
     generator = torch.Generator().manual_seed(3)
     shapes = expected_shapes(kind, hidden_size, len(scalars))
-    weights = {name: 0.4 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    weights = {name: 1.5 * torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for name, shape in shapes.items()}
     path = folder / f"{kind}.safetensors"
     Classifier(kind, tap_layer, hidden_size, scalars, weights, "tiny").save(path)
     return path

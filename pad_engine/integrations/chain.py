@@ -5,8 +5,9 @@ chain of drafted tokens is all there is, so any runtime that can drop the last e
 transformers.py and examples/llama_cpp_margin.py.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +18,15 @@ from pad_engine.kernels.row_stats import TOP
 from pad_engine.native_accept import match_path
 from pad_engine.native_tail import Kind, Rule, gather_judged, make_rule, relaxed_path, row_stats
 from pad_engine.rules import fly, margin, select, topk, typical
-from pad_engine.rules.override import Override
+from pad_engine.rules.match import MATCH
+from pad_engine.rules.override import Judged, Override
 from pad_engine.state import HISTORY
 from pad_engine.tree import DraftTree, make_forest
 from pad_engine.trees.chain import Chain
 
 MAX_DRAFT = 63  # with the root, what pad_relaxed_path takes
 # of an override that the engine would decide in torch, the kind that libpad has for it
-KINDS = {
+KINDS: dict[Callable[[Judged, Sequence[float]], Tensor], Kind] = {
     margin.margin_paper: Kind.MARGIN_PAPER,
     margin.margin_ratio: Kind.MARGIN_RATIO,
     margin.margin_gap: Kind.MARGIN_GAP,
@@ -37,7 +39,7 @@ KINDS = {
 
 @dataclass
 class Stats:
-    """What became of the drafts of one answer."""
+    """What became of the drafts of one answer, without what was cut behind its end."""
 
     rounds: int = 0
     draft_tokens: int = 0
@@ -77,7 +79,7 @@ def native_rule(spec: str, num_tokens: int) -> Rule:
     override = made.override
     if override.classifier is not None:
         raise RequestError(f"rule {made.name} reads hidden states, and here are logits only", "use margin or fly")
-    if made.sampled is not select.MATCH or override.either < 1.0:
+    if made.sampled is not MATCH or override.either < 1.0:
         raise RequestError(f"rule {spec} walks over rejection, and here the base is greedy or match")
     if override.top > TOP:
         raise RequestError(f"rule {spec}: k must be in [1, {TOP}] here")
@@ -98,14 +100,23 @@ def bounded(kind: Kind, override: Override) -> Rule:
     )
 
 
+class Decided(NamedTuple):
+    """The tokens that a round emits: those of the draft that stay, and the target's own after them; which of them are
+    overrides; and how many were drafted."""
+
+    tokens: list[int]
+    overridden: list[bool]
+    drafted: int
+
+
 class Judge:
     """Decides the rounds of one sequence, and keeps what its rule and its statistics remember."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule, self.history, self.stats = rule, 0, Stats()
 
-    def decide(self, logits: Tensor, row_pick: Tensor, draft: Sequence[int]) -> list[int]:
-        """The tokens that a round emits: those of the draft that stay, and the target's own after them.
+    def decide(self, logits: Tensor, row_pick: Tensor, draft: Sequence[int]) -> Decided:
+        """One round; `emit` says how much of it was used.
 
         logits: raw, fp32 `[1 + D, V]` on the CPU, of the last committed token and the D drafted ones. row_pick: int32
         `[1 + D]`, the target's own token after each row, -1 where that row is not finite.
@@ -122,22 +133,18 @@ class Judge:
         if ends[0] < 0:
             raise NonFiniteError("the target's logits hold a NaN or an infinity, or exclude every token")
         kept = len(paths[0]) - 1
-        self.remember([*overridden[1 : 1 + kept], False], len(draft))
-        return [*draft[:kept], ends[0]]
+        return Decided([*draft[:kept], ends[0]], [*overridden[1 : 1 + kept], False], len(draft))
 
-    def remember(self, flags: Sequence[bool], drafted: int) -> None:
-        """flags: of the emitted tokens, whether each was an override."""
+    def emit(self, decided: Decided, count: int) -> None:
+        """The answer took the first `count` tokens of a round: all of them, unless it ended there."""
+        flags = decided.overridden[:count]
         for flag in flags:
             self.history = (self.history << 1 | flag) & (1 << HISTORY) - 1
-        old = self.stats
-        self.stats = replace(
-            old,
-            rounds=old.rounds + 1,
-            draft_tokens=old.draft_tokens + drafted,
-            accepted_tokens=old.accepted_tokens + len(flags) - 1,
-            overrides=old.overrides + sum(flags),
-            tokens=old.tokens + len(flags),
-        )
+        self.stats.rounds += 1
+        self.stats.draft_tokens += decided.drafted
+        self.stats.accepted_tokens += min(count, len(decided.tokens) - 1)
+        self.stats.overrides += sum(flags)
+        self.stats.tokens += count
 
 
 def allowed(draft: Sequence[int], processed: Tensor) -> list[int]:

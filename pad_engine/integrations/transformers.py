@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from pad_engine.config import parse_spec, refuse_rest, take_int
 from pad_engine.errors import RequestError
-from pad_engine.integrations.chain import MAX_DRAFT, Judge, PromptLookup, Stats, allowed, native_rule
+from pad_engine.integrations.chain import MAX_DRAFT, Decided, Judge, PromptLookup, Stats, allowed, native_rule
 from pad_engine.native import gumbel_pick
 
 # from the ids so far and a count to at most so many tokens that may follow
@@ -85,7 +85,8 @@ class Speculative:
             drafted = known(draft(ids[0].tolist(), count), count, vocab) if count > 0 else []
             raw = target.read([int(ids[0, -1]), *drafted]).to(ids.device)
             processed = process(raw, ids, drafted, logits_processor)
-            answer.take(decide(judge, raw, processed, drafted, ids.shape[1], seed), raw, processed)
+            decided = decide(judge, raw, processed, drafted, ids.shape[1], seed)
+            judge.emit(decided, answer.take(decided.tokens, raw, processed))
             # the answer's last token is not read yet
             target.crop(target.length - (answer.ids.shape[1] - 1))
         self.stats = judge.stats
@@ -150,9 +151,9 @@ def process(raw: Tensor, ids: Tensor, drafted: Sequence[int], processors: Any) -
 
 def decide(
     judge: Judge, raw: Tensor, processed: Tensor, drafted: Sequence[int], length: int, seed: int | None
-) -> list[int]:
-    """The tokens that a round emits behind `length` ids. seed: of the noise, None for greedy decoding. Processors have
-    divided by the temperature already."""
+) -> Decided:
+    """What a round emits behind `length` ids. seed: of the noise, None for greedy decoding. Processors have divided by
+    the temperature already."""
     raw, processed = raw.cpu(), processed.cpu().contiguous()
     drafted = allowed(drafted, processed)
     rows = 1 + len(drafted)
@@ -175,8 +176,9 @@ class Answer:
     def keeps(self, name: str) -> bool:
         return bool(self.config.return_dict_in_generate and getattr(self.config, name))
 
-    def take(self, tokens: Sequence[int], raw: Tensor, processed: Tensor) -> None:
-        """Append the tokens of a round until a criterion stops; each was picked from the row of its place."""
+    def take(self, tokens: Sequence[int], raw: Tensor, processed: Tensor) -> int:
+        """Append the tokens of a round until a criterion stops; each was picked from the row of its place. Returns how
+        many."""
         for place, token in enumerate(tokens):
             self.ids = torch.cat((self.ids, self.ids.new_tensor([[token]])), dim=1)
             if self.scores is not None:
@@ -187,7 +189,8 @@ class Answer:
                 self.streamer.put(self.ids[0, -1:].cpu())
             if self.stopping_criteria(self.ids, self.scores).all():
                 self.finished = True
-                return
+                return place + 1
+        return len(tokens)
 
     def output(self, target: "CachedModel") -> Any:
         """What generate returns."""
@@ -195,8 +198,9 @@ class Answer:
             self.streamer.end()
         if not self.config.return_dict_in_generate:
             return self.ids
-        fields = {"sequences": self.ids, "scores": self.scores, "logits": self.logits}
-        return GenerateDecoderOnlyOutput(**fields, **{target.cache_name: target.cache})
+        fields: dict[str, Any] = {"sequences": self.ids, "scores": self.scores, "logits": self.logits}
+        fields[target.cache_name] = target.cache
+        return GenerateDecoderOnlyOutput(**fields)
 
 
 class CachedModel:
