@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--rule", default="margin:theta=0.9")
     parser.add_argument("--num-draft", type=int, default=8, choices=range(1, MAX_DRAFT + 1), metavar="N")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     parser.add_argument("--check", action="store_true", help="compare the rule greedy with one token at a time")
     args = parser.parse_args()
     llama = LlamaCpp(args.model, args.threads)

@@ -116,7 +116,7 @@ def judge_nodes(
     programs, rows = scores.shape
     tap = judging.tap
     kind = NO_CLASSIFIER if tap is None else (LINEAR if tap.weight.shape[0] == 1 else MLP)
-    w = weights or TailWeights(*[None] * 7)  # type: ignore[list-item]
+    w = weights or TailWeights(*[None] * 7)  # type: ignore[arg-type]
     judge_nodes_kernel[(rows,)](
         values_ptr=judging.stats.values,
         value_ids_ptr=judging.stats.ids,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_native_tail import (
+from random_forests import (
     INF,
     THRESHOLDS,
     VOCAB,

@@ -76,9 +76,11 @@ def engine(folder: Path, rule: str, script: Any, fused: bool) -> Engine:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rule", "temperature"), [(rule, 0.8 * (i % 2 and not rule.startswith("fly"))) for i, rule in enumerate(RULES)]
-)
+CASES = [(rule, 0.8 * (i % 2 and not rule.startswith("fly"))) for i, rule in enumerate(RULES)]
+
+
+# interpreted, a rule of each kind of bound will do: test_relaxed_records.py has every rule
+@pytest.mark.parametrize(("rule", "temperature"), CASES if CUDA else [CASES[i] for i in (0, 3, 7, 8)])
 def test_kernels_decide_as_the_host_does(rule: str, temperature: float, make_model: Make, tmp_path: Path) -> None:
     if rule.startswith(("pivot", "judge")):
         kind = PIVOT_MLP if rule.startswith("pivot") else LINEAR_JUDGE
@@ -94,11 +96,8 @@ def test_kernels_decide_as_the_host_does(rule: str, temperature: float, make_mod
             out = made.generate(some_ids(9), params)
             answers.append((out.token_ids, out.finish_reason, out.stats.overrides, out.stats.accepted_tokens))
             if fused:
-                assert made.rounds is not None and {kind for kind, _ in made.rounds.replays} <= {
-                    "read",
-                    "tree",
-                    "plain",
-                }
+                assert made.rounds is not None
+                assert {kind for kind, _ in made.rounds.replays} <= {"read", "tree", "plain"}
         assert answers[0] == answers[1]
         overrides += answers[0][2]
         for host, device in zip(seen[False], seen[True], strict=True):

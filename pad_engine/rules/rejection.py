@@ -15,7 +15,7 @@ from pad_engine.rules.greedy import judge_pick
 from pad_engine.rules.override import Relaxed, describe
 from pad_engine.rules.rule import AcceptanceRule, Accepted
 from pad_engine.sampling import gumbel_noise
-from pad_engine.state import State
+from pad_engine.state import Overridden, State
 from pad_engine.tree import DraftTree
 
 
@@ -25,7 +25,8 @@ def walk_path(record: Record, start: int, state: State, tree: DraftTree, relaxed
     relaxed: a child that rejection leaves may still be kept by an override, the one of the best score; or a row that
     hesitates takes either of its two likeliest tokens, the second within the override's bounds, and weighs nothing.
     """
-    path, children, overridden, history = [0], tree.children, [], state.history
+    path, children, history = [0], tree.children, state.history
+    overridden: list[Overridden] = []
     while True:
         node = path[-1]
         if record.row_pick[start + node] < 0:

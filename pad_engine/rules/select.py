@@ -15,9 +15,10 @@ from pad_engine.rules import fly, margin, pivot, topk, typical
 from pad_engine.rules.classifier import LINEAR_JUDGE, PIVOT_MLP, load_classifier
 from pad_engine.rules.greedy import GREEDY
 from pad_engine.rules.match import MATCH
-from pad_engine.rules.override import HISTORY, Override
+from pad_engine.rules.override import Override
 from pad_engine.rules.rejection import REJECTION
 from pad_engine.rules.rule import AcceptanceRule
+from pad_engine.state import HISTORY
 
 BASES = {rule.name: rule for rule in (GREEDY, MATCH, REJECTION)}
 Values = dict[str, str]
