@@ -77,6 +77,9 @@ def accept_relaxed(
     walk = rule.walk_path
     base = rule.judge(record)[0] if walk is None else torch.zeros(len(f.token), dtype=torch.bool)
     verdict = relaxed_verdict(base, record.judge_pick >= 0, judged, override)
+    if record.processed is not record.logits:
+        excluded = verdict.overridden & ~record.judge_possible
+        verdict = Verdict(verdict.accept & ~excluded, verdict.overridden & ~excluded, verdict.score)
     each = zip(f.starts, states, trees, strict=True)
     if walk is not None:
         return [walk(record, *one, Relaxed(record, override, judged, verdict)) for one in each]

@@ -67,3 +67,9 @@ class Record:
     def judge_p(self) -> Tensor:
         """fp32 `[N]`: the target's probability of the node's token, at temperature 1."""
         return (self.judge_token_logit - self.judge_stats.lse).exp()
+
+    @cached_property
+    def judge_possible(self) -> Tensor:
+        """bool `[N]` on the CPU: whether filters, bans and biases leave the node's token possible where it stands."""
+        judges, token = self.judges.to(self.logits.device), self.token.long().to(self.logits.device)
+        return (self.processed[judges, token] > -torch.inf).cpu()

@@ -87,6 +87,20 @@ def test_the_budget_holds_over_every_window(
         assert engine_of(make_model, spec).generate(PROMPT, params).stats.overrides > out.stats.overrides
 
 
+def test_no_override_brings_back_what_a_request_excludes(make_model: Make) -> None:
+    """Bans, filters and biases hold for overrides as well."""
+    engine, prompt = engine_of(make_model, "topk:k=3"), some_ids(8)
+    free = engine.generate(prompt, SamplingParams(30, ignore_eos=True))
+    assert free.stats.overrides > 0
+    banned = sorted(set(free.token_ids))
+    for temperature in (0.0, 0.9):
+        bias = dict.fromkeys(banned, -100.0)
+        out = engine.generate(prompt, SamplingParams(30, temperature, 3, logit_bias=bias, ignore_eos=True))
+        assert not set(banned) & set(out.token_ids)
+    # of a row's one possible token no override is left
+    assert engine.generate(prompt, SamplingParams(30, 0.9, 3, top_k=1, ignore_eos=True)).stats.overrides == 0
+
+
 def test_on_round_has_the_rounds_as_they_were_committed(make_model: Make) -> None:
     engine, rounds = engine_of(make_model, "topk:k=2"), []
     text = engine.generate(PROMPT, SamplingParams(40)).text

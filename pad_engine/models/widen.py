@@ -5,20 +5,21 @@ invariants make that exact, up to the order of sums in fp32:
 
 - *Quiet* places. A place of an activation that has no original (a hidden dimension, a dimension of a head, an inner
   unit) is zero but for numbers around 2^-100. The weights that would fill it from places with an original are +-2^-100,
-  which no sum in fp32 notices, which is a normal number in bf16, and which nothing can skip as it skips zeros.
+  which a sum in fp32 does not notice, unless it stands exactly between two numbers; which is a normal number in bf16;
+  and which nothing can skip as it skips zeros.
 - *Free* weights. What multiplies quiet places is random, of ordinary size. That is most of a much larger shape.
 
 The rest follows from them. A norm over D dimensions of which d are not quiet sees the mean square times d/D: its
 epsilon is scaled by d/D and its weights by sqrt(d/D). The attention scale stays that of the original head_dim. Rotary
-pairs keep their frequency (`rotary_pairs`). A group of query heads that grows gets heads that attend to real values, so
+pairs keep their frequency (widen_places.py). A group of query heads that grows gets heads that attend to real values, so
 their columns of the output projection are quiet. A layer without an original has only quiet outputs: an identity.
 
 In bf16 the scaled norm weights and the sums round differently: measure acceptance again, never carry it over.
+Next to read: widen_places.py.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import overload
 
 import torch
@@ -30,7 +31,7 @@ from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder, GetTensor
 from pad_engine.models.loader import LoadedModel, memory_need
 from pad_engine.models.memory import check
-from pad_engine.models.rope import RopeConfig, inverse_frequencies
+from pad_engine.models.widen_places import Places, kv_copies, make_places
 
 TINY = 2.0**-100
 SPREAD = 0.7  # of free weights, over the root of their columns: hidden states neither vanish nor overflow
@@ -116,93 +117,6 @@ def wide_config(decoder: Decoder, shape: ModelConfig) -> ModelConfig:
         windows=tuple(config.windows[index] for index in layers),
         ropes=tuple(replace(config.ropes[index], head_dim=shape.head_dim) for index in layers),
     )
-
-
-def rotary_pairs(rope: RopeConfig, head_dim: int) -> Tensor:
-    """For each pair of `rope`, int64 `[rope.head_dim / 2]`, the pair of the wider head that turns as fast.
-
-    With the same base, pair i of h dimensions turns by theta^(-2i/h) a position, as pair i H/h of H dimensions does: so
-    H is a multiple of h. Scalings that look at the frequency alone (linear, llama3) keep that, those that count
-    dimensions (yarn, as a rule; dynamic, at lengths not known here) do not.
-    """
-    if head_dim == rope.head_dim:
-        return torch.arange(head_dim // 2)
-    if not rope.dynamic and head_dim % 2 == 0:
-        own, wide = inverse_frequencies(rope)[0], inverse_frequencies(replace(rope, head_dim=head_dim))[0]
-        closest = (wide[None] - own[:, None]).abs().min(-1)
-        # the last bit may differ, as powers are taken eight or one at a time
-        if bool((closest.values <= 3e-7 * own).all()) and len(closest.indices.unique()) == len(own):
-            return closest.indices
-    raise ModelError(
-        f"head_dim {head_dim} lacks rotary frequencies that head_dim {rope.head_dim} has (rope_type {rope.rope_type})",
-        f"choose a multiple of {rope.head_dim}; yarn and dynamic keep their head_dim",
-    )
-
-
-def kv_copies(config: ModelConfig, shape: ModelConfig) -> int:
-    """Key heads that one of the model's becomes: more than one where the shape's groups are smaller."""
-    return -(-(config.num_heads // config.num_kv_heads) // (shape.num_heads // shape.num_kv_heads))
-
-
-@dataclass(frozen=True)
-class Places:
-    """For every place along an axis of the wide model its place in the original, or -1: int64 on the device.
-
-    head: `[head_dim]` of one head. query, kv: `[heads * head_dim]` of all. hidden, inner, vocab: `[size]`. loud: places
-    of an axis that have no original and yet are not quiet. masks: whether the last hidden dimension masks ids.
-    """
-
-    hidden: Tensor
-    head: Tensor
-    query: Tensor
-    kv: Tensor
-    inner: Tensor
-    vocab: Tensor
-    loud_hidden: Tensor
-    loud_query: Tensor
-    masks: bool
-
-
-def make_places(decoder: Decoder, wide: ModelConfig, num_tokens: int) -> Places:
-    """Where everything goes. num_tokens: ids of the original that are real; later ones are masked if any are."""
-    config, device = decoder.config, decoder.device
-    pairs = {tuple(rotary_pairs(config.ropes[layer.index], wide.head_dim).tolist()) for layer in decoder.layers}
-    if len(pairs) > 1:
-        raise ModelError(f"head_dim {wide.head_dim}: the model's layers place their rotary pairs differently")
-    at = torch.tensor(pairs.pop())
-    head = torch.full((wide.head_dim,), -1)
-    head[at] = torch.arange(len(at))
-    head[at + wide.head_dim // 2] = torch.arange(len(at)) + len(at)
-
-    group, wide_group = config.num_heads // config.num_kv_heads, wide.num_heads // wide.num_kv_heads
-    copies = kv_copies(config, wide)
-    kv_heads = [i // copies if i < config.num_kv_heads * copies else -1 for i in range(wide.num_kv_heads)]
-    heads = []
-    for i in range(wide.num_heads):
-        kv_head = i // wide_group
-        member = kv_head % copies * wide_group + i % wide_group
-        heads.append(kv_heads[kv_head] * group + member if kv_heads[kv_head] >= 0 and member < group else -1)
-
-    def of_heads(originals: Sequence[int]) -> Tensor:
-        first = torch.tensor(originals)[:, None] * config.head_dim
-        return torch.where((first >= 0) & (head >= 0), first + head, -1).flatten()
-
-    def longer(own: int, size: int) -> Tensor:
-        return torch.cat((torch.arange(own), torch.full((size - own,), -1)))
-
-    query, values = of_heads(heads), of_heads([kv_heads[i // wide_group] for i in range(wide.num_heads)])
-    masks = wide.vocab_size > config.vocab_size
-    places = (
-        longer(config.hidden_size, wide.hidden_size),
-        head,
-        query,
-        of_heads(kv_heads),
-        longer(config.intermediate_size, wide.intermediate_size),
-        longer(num_tokens if masks else config.vocab_size, wide.vocab_size),
-        torch.tensor([wide.hidden_size - 1] if masks else [], dtype=torch.int64),
-        ((query < 0) & (values >= 0)).nonzero().flatten(),
-    )
-    return Places(*(place.to(device) for place in places), masks)
 
 
 class Widened:

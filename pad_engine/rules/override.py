@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pad_engine.kernels.row_stats import TOP, row_stats_ref
+from pad_engine.kernels.row_stats import TOP, RowStats, row_stats_ref
 from pad_engine.record import Record
 from pad_engine.rules.classifier import Classifier
 from pad_engine.state import HISTORY, Overridden
@@ -87,21 +87,19 @@ class Verdict(NamedTuple):
 
 
 def judged_nodes(record: Record, override: Override) -> Judged:
-    """The numbers of a record that an override looks at, on the record's device."""
-    stats, logit = record.judge_stats, record.judge_token_logit
-    if override.top > TOP:
-        ranked = row_stats_ref(record.logits, override.top)
-        judges = record.judges.to(logit.device)
-        stats = stats._replace(top_id=ranked.top_id[judges], top_logit=ranked.top_logit[judges])
-    token = record.token.to(logit.device)
-    judged = Judged(
-        token, stats.top_id, stats.top_logit, stats.lse, stats.entropy, logit, torch.ones_like(stats.lse)
-    )  # fmt: skip
-    if override.classifier is None:
-        return judged
-    hidden = record.taps[override.classifier.tap_layer]
+    """The numbers of a record that an override looks at, on the record's device: of the rows as the request changes them
+    (penalties, biases, bans, filters), so that no override brings back what it lowers; a classifier's are raw."""
+    stats, logit, judges = record.judge_stats, record.judge_token_logit, record.judges.to(record.logits.device)
     features = {"entropy": stats.entropy, "probability": (logit - stats.lse).exp(), "margin": stats.margin}
-    return judged._replace(pivot_prob=override.classifier.pivot_prob(hidden, features))
+    token = record.token.to(logit.device)
+    if record.processed is not record.logits or override.top > TOP:
+        ranked = row_stats_ref(record.processed, override.top)
+        stats = RowStats(*(field[judges] for field in ranked))
+        logit = record.processed[judges, token.long()]
+    pivot_prob = torch.ones_like(stats.lse)
+    if override.classifier is not None:
+        pivot_prob = override.classifier.pivot_prob(record.taps[override.classifier.tap_layer], features)
+    return Judged(token, stats.top_id, stats.top_logit, stats.lse, stats.entropy, logit, pivot_prob)
 
 
 def relax(base: Tensor, judged: Judged, override: Override) -> Verdict:
@@ -164,7 +162,8 @@ class Relaxed:
 
     def may_take(self, row: int, token: int, history: int) -> bool:
         """Whether a token that the base may not choose can follow a row of the forest: the floor and the budget."""
-        log_p = self.record.logits[row, token] - self.record.row_stats.lse[row]
+        rows = self.record.processed
+        log_p = rows[row, token] - rows[row].logsumexp(-1)
         return self.has_room(history) and bool(log_p >= self.override.log_floor)
 
     def rescue(self, children: Sequence[int], start: int, history: int) -> int | None:
