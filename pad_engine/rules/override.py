@@ -87,8 +87,8 @@ class Verdict(NamedTuple):
 
 
 def judged_nodes(record: Record, override: Override) -> Judged:
-    """The numbers of a record that an override looks at, on the record's device: of the rows as the request changes them
-    (penalties, biases, bans, filters), so that no override brings back what it lowers; a classifier's are raw."""
+    """The numbers of a record that an override looks at, on the record's device: of the rows as the request changes
+    them (penalties, biases, bans, filters), so that no override brings back what it lowers; a classifier's are raw."""
     stats, logit, judges = record.judge_stats, record.judge_token_logit, record.judges.to(record.logits.device)
     features = {"entropy": stats.entropy, "probability": (logit - stats.lse).exp(), "margin": stats.margin}
     token = record.token.to(logit.device)
