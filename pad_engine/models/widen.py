@@ -4,15 +4,15 @@ The larger model computes what the small one does; its other weights only cost t
 invariants make that exact, up to the order of sums in fp32:
 
 - *Quiet* places. A place of an activation that has no original (a hidden dimension, a dimension of a head, an inner
-  unit) is zero but for numbers around 2^-100. The weights that would fill it from places with an original are +-2^-100,
-  which a sum in fp32 does not notice, unless it stands exactly between two numbers; which is a normal number in bf16;
-  and which nothing can skip as it skips zeros.
+  unit) is zero but for numbers around 2^-100. The weights that would fill it from places with an original are +-2^-100:
+  normal numbers in bf16, which nothing can skip as it skips zeros, and which a sum in fp32 does not notice, unless it
+  stands exactly between two numbers.
 - *Free* weights. What multiplies quiet places is random, of ordinary size. That is most of a much larger shape.
 
-The rest follows from them. A norm over D dimensions of which d are not quiet sees the mean square times d/D: its
-epsilon is scaled by d/D and its weights by sqrt(d/D). The attention scale stays that of the original head_dim. Rotary
-pairs keep their frequency (widen_places.py). A group of query heads that grows gets heads that attend to real values, so
-their columns of the output projection are quiet. A layer without an original has only quiet outputs: an identity.
+The rest follows. A norm over D dimensions of which d are not quiet sees the mean square times d/D: its epsilon is
+scaled by d/D and its weights by sqrt(d/D). The attention scale stays that of the original head_dim. Rotary pairs keep
+their frequency (widen_places.py). A group of query heads that grows gets heads that attend to real values, so their
+columns of the output projection are quiet. A layer without an original has only quiet outputs: an identity.
 
 In bf16 the scaled norm weights and the sums round differently: measure acceptance again, never carry it over.
 Next to read: widen_places.py.

@@ -89,14 +89,15 @@ def make_places(decoder: Decoder, wide: ModelConfig, num_tokens: int) -> Places:
 
     query, values = of_heads(heads), of_heads([kv_heads[i // wide_group] for i in range(wide.num_heads)])
     masks = wide.vocab_size > config.vocab_size
-    places = (
-        longer(config.hidden_size, wide.hidden_size),
-        head,
-        query,
-        of_heads(kv_heads),
-        longer(config.intermediate_size, wide.intermediate_size),
-        longer(num_tokens if masks else config.vocab_size, wide.vocab_size),
-        torch.tensor([wide.hidden_size - 1] if masks else [], dtype=torch.int64),
-        ((query < 0) & (values >= 0)).nonzero().flatten(),
+    loud_hidden = torch.tensor([wide.hidden_size - 1] if masks else [], dtype=torch.int64)
+    return Places(
+        hidden=longer(config.hidden_size, wide.hidden_size).to(device),
+        head=head.to(device),
+        query=query.to(device),
+        kv=of_heads(kv_heads).to(device),
+        inner=longer(config.intermediate_size, wide.intermediate_size).to(device),
+        vocab=longer(num_tokens if masks else config.vocab_size, wide.vocab_size).to(device),
+        loud_hidden=loud_hidden.to(device),
+        loud_query=((query < 0) & (values >= 0)).nonzero().flatten().to(device),
+        masks=masks,
     )
-    return Places(*(place.to(device) for place in places), masks)
