@@ -8,6 +8,7 @@ import pytest
 import torch
 from launches import DEVICE
 from test_decoder import LLAMA3, YARN
+from test_real_model import CLOSE, PROMPTS
 from tiny import Make, read, sequential, some_ids, tiny_decoder
 
 from pad_engine import SamplingParams
@@ -244,13 +245,13 @@ REAL: dict[str, dict[str, Any]] = {
 def test_smollm2(loaded: LoadedModel, shape: str) -> None:
     decoder = loaded.decoder
     wide = widen(loaded, replace(decoder.config, **REAL[shape]))
-    prompt = "def area(width, height):\n    return width * height\n\ndef area_of_square(width):\n    return"
-    ids = encode(loaded.tokenizer, prompt, loaded.num_tokens)
-    expected, logits = (read(d, d.new_cache(capacity=128, scratch=64), ids) for d in (decoder, wide.decoder))
-    torch.testing.assert_close(logits[:, : loaded.num_tokens], expected, atol=TOLERANCE, rtol=0)
-    own, out = (
-        make_engine(model, drafter="ngram", fixed_budget=True, fused=False).generate(prompt, SamplingParams(24))
-        for model in (loaded, wide)
-    )
-    assert out.token_ids == own.token_ids
-    assert out.stats.accepted_tokens == own.stats.accepted_tokens > 0
+    for prompt in PROMPTS:
+        ids = encode(loaded.tokenizer, prompt, loaded.num_tokens)
+        expected, logits = (read(d, d.new_cache(capacity=128, scratch=64), ids) for d in (decoder, wide.decoder))
+        torch.testing.assert_close(logits[:, : loaded.num_tokens], expected, **CLOSE)
+        own, out = (
+            make_engine(model, drafter="ngram", fixed_budget=True, fused=False).generate(prompt, SamplingParams(24))
+            for model in (loaded, wide)
+        )
+        assert out.token_ids == own.token_ids
+        assert out.stats.accepted_tokens == own.stats.accepted_tokens > 0
