@@ -191,9 +191,10 @@ def accept_kernel(
         # a finished sequence has no rows, so nothing of it changes
         mine = (row >= start) & (row < tl.where(live & (done == 0), stop, start))
         judged, history = None, None
+        if history_ptr is not None:
+            history = tl.load(history_ptr + seq)
         if OVERRIDE is not None:
             judged = load_judged(judged_ptr, judged_id_ptr, row, NUM_ROWS)
-            history = tl.load(history_ptr + seq)
         on_path, overrides = kept_path(
             pick, token, parent, depth, mask_bits, row, start, mine, judged, scalars_ptr, history, JUDGE, OVERRIDE,
             BY_CLASSIFIER,
@@ -209,7 +210,7 @@ def accept_kernel(
         tl.store(ids_ptr + seq.to(tl.int64) * ids_stride + length + 1 + place, value, mask=emitted)
         tl.store(root_ptr + seq + row * 0, value, mask=emitted & (place == count - 1))
         if live:
-            if OVERRIDE is not None:
+            if history_ptr is not None:
                 tl.store(history_ptr + seq, next_history(history, emitted & overrides, depth, count))
             write_state(old_len_ptr, n_commit_ptr, cache_len_ptr, done_ptr, seq, length, count, status)
             write_report(report_ptr, emitted, value, place, count, num_tokens, status, stop - start)
@@ -219,15 +220,13 @@ def accept_kernel(
 class Relaxation(NamedTuple):
     """An override of accept_forest: a `@triton.jit` function of pad_engine/rules; by_classifier: whether its score is
     that of the classifier. values fp32 `[7, N]` and ids int32 `[3, N]`: JudgedRows (judge_nodes.py). scalars: fp32
-    `[8]` (relaxed.py). history: int64 `[S]`, changed: bit b says that the token emitted b tokens ago was an
-    override."""
+    `[8]` (relaxed.py)."""
 
     override: Any
     by_classifier: bool
     values: Tensor
     ids: Tensor
     scalars: Tensor
-    history: Tensor
 
 
 def accept_forest(
@@ -255,6 +254,7 @@ def accept_forest(
     judge: Any = judge_pick,
     pdl: bool = False,
     relaxation: Relaxation | None = None,
+    history: Tensor | None = None,
 ) -> None:
     """Launch: one round's end for S sequences whose trees are N <= 64 rows in all. int32 but where said otherwise.
 
@@ -277,9 +277,11 @@ def accept_forest(
 
     judge: a `@triton.jit` function from (token, pick of the judging row) `[B]` to (accept bool, score fp32) `[B]`.
     relaxation: what may keep a node that judge rejects; its overrides are then described in the report, from
-    TRACE_START on, TRACE_FIELDS times MAX_ROWS numbers by place among the drafted tokens that were emitted.
+    TRACE_START on, TRACE_FIELDS times MAX_ROWS numbers by place among the drafted tokens that were emitted. history:
+    int64 `[S]`, changed: bit b says that the token emitted b tokens ago was an override; needed with a relaxation, and
+    kept up by rounds without one.
     """
-    relaxed = relaxation or Relaxation(None, False, None, None, None, None)  # type: ignore[arg-type]
+    relaxed = relaxation or Relaxation(None, False, None, None, None)  # type: ignore[arg-type]
     block_rows = path.shape[1]
     accept_kernel[(len(limit),)](
         part_score_ptr=part_score,
@@ -308,7 +310,7 @@ def accept_forest(
         judged_ptr=relaxed.values,
         judged_id_ptr=relaxed.ids,
         scalars_ptr=relaxed.scalars,
-        history_ptr=relaxed.history,
+        history_ptr=history,
         passes=2 if pdl else 1,
         JUDGE=judge,
         OVERRIDE=relaxed.override,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pad_engine.device_round import DeviceForest, DeviceRequests
+from pad_engine.device_round import DeviceForest
 from pad_engine.kernels.accept import MAX_ROWS, Relaxation
 from pad_engine.kernels.judge_nodes import empty_judged, judge_nodes
 from pad_engine.kernels.lm_head import Judging
@@ -60,15 +60,13 @@ class DeviceJudge:
         return Judging(stats, forest.token[:rows], forest.parent[:rows], self.token_logit[:rows], tap)
 
     def queue(
-        self, rows: int, forest: DeviceForest, scores: Tensor, ids: Tensor, requests: DeviceRequests, pdl: int
+        self, rows: int, forest: DeviceForest, scores: Tensor, ids: Tensor, pdl: int
     ) -> tuple[Tensor, Tensor, Relaxation]:
         """Queue the tail's first half; returns the picks as one part for the accept kernel, and the relaxation."""
         judged, pick_score, pick_id = self.judged[rows], self.pick_score[None, :rows], self.pick_id[None, :rows]
         judge_nodes(self.judging(rows, forest), scores, ids, self.weights, judged, pick_score, pick_id, pdl)
         by_classifier = self.override.classifier is not None
-        relaxation = Relaxation(
-            self.override.kernel, by_classifier, judged.values, judged.ids, self.scalars, requests.history
-        )  # fmt: skip
+        relaxation = Relaxation(self.override.kernel, by_classifier, judged.values, judged.ids, self.scalars)
         return pick_score, pick_id, relaxation
 
 

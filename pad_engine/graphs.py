@@ -205,13 +205,13 @@ class Rounds:
         scores, ids = self.fused.partials(rows)
         relaxation = None
         if judge is not None:
-            scores, ids, relaxation = judge.queue(rows, forest, scores, ids, requests, self.fused.pdl[rows])
+            scores, ids, relaxation = judge.queue(rows, forest, scores, ids, self.fused.pdl[rows])
         path = self.paths.view(-1)[: rows * len(self.cache.lengths)].view(-1, rows)
         accept_forest(
             scores, ids, token[:rows], forest.parent[:rows], forest.depth[:rows], forest.mask_bits[:rows], forest.start,
             requests.limit, requests.end_ids, requests.ids, requests.cache_len, requests.done, requests.root, self.pick,
             path, self.old_len, self.n_commit, self.reports.ring, self.reports.round, self.reports.counter, self.ticket,
-            pdl=pdl, relaxation=relaxation,
+            pdl=pdl, relaxation=relaxation, history=None if self.judge is None else requests.history,
         )  # fmt: skip
         if not self.fused.to_prefix(rows):
             for buffer in self.cache.buffers.values():

@@ -65,10 +65,10 @@ def on_device(r: Round, forest: Forest, judged: Judged, override: Override, by_c
     values[:, : len(forest.token)], ids[:, : len(forest.token)] = torch.stack(fields), judged.top_id.t()
     scalars = torch.tensor(override.scalars, dtype=torch.float32, device=DEVICE)
     kept = torch.tensor([to_int64(word) for word in history], device=DEVICE)
-    relaxation = Relaxation(override.kernel, by_classifier, values.to(DEVICE), ids.to(DEVICE), scalars, kept)
+    relaxation = Relaxation(override.kernel, by_classifier, values.to(DEVICE), ids.to(DEVICE), scalars)
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
-    accept_forest(**r.tensors, pdl=PDL, relaxation=relaxation)
+    accept_forest(**r.tensors, pdl=PDL, relaxation=relaxation, history=kept)
     after = r.copy()
     paths, flags = [], [False] * len(forest.token)
     for seq in range(len(history)):
@@ -123,12 +123,16 @@ def test_paths_are_the_same_everywhere(name: str) -> None:
         paths = relaxed_paths(forest, verdict, rule, history)
         expected = [(path, int(pick[path[-1]])) for path in paths]
         flags = [bool(verdict.overridden[row]) and any(row in path for path in paths) for row in range(n)]
-        got, got_flags, _ = on_device(r, forest, judged, rule, by_classifier, history)
+        got, got_flags, got_history = on_device(r, forest, judged, rule, by_classifier, history)
         for (path, end), (own, own_end), root in zip(expected, got, forest.starts, strict=True):
             # a path that ends where a row is not finite emits nothing, and reports no path
             assert own_end == end and (end < 0 or own == path), (name, bounds, root)
         if all(end >= 0 for _, end in expected):
             assert got_flags == flags
+            for (path, _), past, now in zip(expected, history, got_history, strict=True):
+                for flag in [*(flags[row] for row in path[1:]), False]:  # the token after the path is the target's
+                    past = (past << 1 | flag) & (1 << 64) - 1
+                assert to_int64(past) == now
         ours = native_tail.make_rule(
             kind, *rule.thresholds, log_floor=rule.log_floor, outer_floor=rule.outer_floor, lookahead=rule.lookahead,
             reach=rule.reach, max_overrides=rule.max_overrides, window=rule.window,

@@ -61,6 +61,8 @@ def likely_and_not(make: Make, seed: int) -> Any:
             after = plain.generate([*ids, tops[0][1]], SamplingParams(2, ignore_eos=True)).token_ids
             return DraftTree.chain([ids[-1], tops[0][1], *after])
         other = 1 + (len(ids) + seed) % 2
+        if len(ids) % 5 == 2:  # nothing, so that a plain round is among the others
+            return DraftTree([ids[-1]], [-1])
         if len(ids) % 3 == 0:  # siblings: a wrong one, the runner-up, the target's own
             return DraftTree([ids[-1], 7, tops[0][1], tops[0][2], tops[1][0], tops[2][0]], [-1, 0, 0, 0, 2, 4])
         return DraftTree.chain([ids[-1], tops[0][0], tops[1][other], tops[2][0], tops[3][0]])
