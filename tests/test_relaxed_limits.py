@@ -120,12 +120,13 @@ def test_sigma_1_accepts_all_above_the_floor(floor: float, tmp_path: Path) -> No
     for _ in range(60):
         record, states, trees = random_record(rng, chains=True)
         # a margin of infinity makes a NaN of the classifier, which accepts nothing
-        record = replace(record, logits=record.logits.clamp_min(-20.0))
+        rows = record.logits.clamp_min(-20.0)
+        record = replace(record, logits=rows, processed=rows)
         for kept, tree, start in zip(accept(record, rule, states, trees), trees, record.forest.starts, strict=True):
-            rows, picks = record.logits[start:].tolist(), record.row_pick[start:].tolist()
+            own, picks = rows[start:].tolist(), record.row_pick[start:].tolist()
             count = 0
             while count + 1 < len(tree) and picks[count] >= 0:
-                seen = Node(tree.tokens[count + 1], rows[count], 0.0)
+                seen = Node(tree.tokens[count + 1], own[count], 0.0)
                 if seen.token != picks[count] and seen.p(seen.token) < floor:
                     break
                 count += 1
