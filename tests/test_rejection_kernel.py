@@ -15,7 +15,7 @@ from pad_engine.rules import rejection
 from pad_engine.state import State
 from pad_engine.tree import DraftTree, make_forest
 
-CASES = 2000 if CUDA else 6
+CASES = 2000 if CUDA else 5
 
 
 def some_case(rng: random.Random) -> tuple[State, DraftTree, torch.Tensor, torch.Tensor]:
@@ -76,5 +76,5 @@ def test_chains_are_decided_as_on_the_host() -> None:
             )  # fmt: skip
         assert workspace.out.tolist() == [len(expected.path) - 1, expected.end_token]
         kept, ends = kept + len(expected.path) - 1, ends + (expected.end_token >= 0)
-    assert kept > CASES // 2 and ends > CASES // 2 and skipped < CASES // 10
+    assert kept > CASES // 2 and ends > CASES // 2 and skipped <= max(1, CASES // 10)
     assert not workspace.ticket.any()
