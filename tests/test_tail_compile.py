@@ -17,6 +17,8 @@ def compile_all() -> None:
     """Compile every kernel for sm_90, print its PTX behind its name."""
     rows = {"mask_bits_ptr": "*i64", "round_ptr": "*i64", "counter_ptr": "*i64", "part_score_ptr": "*fp32"}
     tail = dict(JUDGE=accept.judge_pick, NUM_ROWS=16, NUM_PARTS=132, NUM_ENDS=4, RING=8, BLOCK_P=64, BLOCK_R=16)
+    tail |= dict.fromkeys(["OVERRIDE", "judged_ptr", "judged_id_ptr", "scalars_ptr", "history_ptr"])
+    tail |= dict(BY_CLASSIFIER=False)
     commit = dict(NUM_SEQS=1, NUM_HEADS=8, SLOTS=4160, SCRATCH=64, HEAD_DIM=128, BLOCK_R=16, BLOCK_D=128)
     chain = dict(MIN_MATCH=2, NUM_ROWS=16, NUM_PROGRAMS=32, BLOCK=256)
     noise = dict.fromkeys(("noise_ptr", "score_ptr", "temperature_ptr", "logits_ptr"), "*fp32")
