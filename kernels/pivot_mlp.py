@@ -15,7 +15,6 @@ from torch import Tensor
 
 UNITS, INNER = 64, 128
 NO_CLASSIFIER, MLP, LINEAR = range(3)
-_MLP = tl.constexpr(MLP)
 
 
 class TapProjection(NamedTuple):

@@ -7,9 +7,8 @@ of that package. Thresholds and bounds lie in device memory, so that one capture
 import triton
 import triton.language as tl
 
-# of `scalars`, fp32: two thresholds, the floor's logarithm, whether the base must have the floor, lookahead, reach,
-# overrides at most (0: any number), and the window that they are counted in
-NUM_SCALARS = 8
+# `scalars` is fp32 `[8]`: two thresholds, the floor's logarithm, whether the base must have the floor, lookahead,
+# reach, overrides at most (0: any number), and the window that they are counted in; Override.scalars makes it.
 # int32 a drafted place of a report: a flag, then margin, entropy, probability and pivot_prob as the bits of fp32
 TRACE_FIELDS = 5
 _BASE_SCORE = tl.constexpr(2.0)

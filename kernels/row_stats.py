@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pad_engine.kernels.row_tiles import OFF, release_dependents, wait_for_inputs
-
 TOP = 3
 
 
@@ -105,7 +103,8 @@ def sum_places(peak, total, weighted):
 
 @triton.jit
 def whole_row(values_ptr, ids_ptr, row, ROWS: tl.constexpr, NUM_PARTS: tl.constexpr, BLOCK_P: tl.constexpr):
-    """The statistics of one row `[1]` from all parts: lse, entropy, and the three largest with their ids."""
+    """The statistics of one row `[1]` from all parts: lse, entropy, and the three largest with their ids. A row with a
+    NaN has a NaN in lse and entropy."""
     part = tl.arange(0, BLOCK_P)
     ok = (part < NUM_PARTS)[:, None]
     values = values_ptr + part[:, None] * (6 * ROWS) + row[None, :]
@@ -126,55 +125,3 @@ def whole_row(values_ptr, ids_ptr, row, ROWS: tl.constexpr, NUM_PARTS: tl.conste
     second, second_id, a, a_id, b, b_id, c, c_id = take_top(a, a_id, b, b_id, c, c_id)
     third, third_id, _ = best_place(a, a_id)
     return lse, lse - weighted / total, first, first_id, second, second_id, third, third_id
-
-
-@triton.jit
-def row_stats_kernel(
-    values_ptr,
-    ids_ptr,
-    top_id_ptr,
-    top_logit_ptr,
-    lse_ptr,
-    entropy_ptr,
-    margin_ptr,
-    ROWS: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    release_dependents(PDL)
-    wait_for_inputs(PDL)
-    row = tl.program_id(0) + tl.arange(0, 1)
-    lse, entropy, first, first_id, second, second_id, third, third_id = whole_row(
-        values_ptr, ids_ptr, row, ROWS, NUM_PARTS, BLOCK_P
-    )
-    tl.store(lse_ptr + row, lse)
-    tl.store(entropy_ptr + row, entropy)
-    tl.store(margin_ptr + row, first - second)
-    tl.store(top_logit_ptr + row * 3, first)
-    tl.store(top_logit_ptr + row * 3 + 1, second)
-    tl.store(top_logit_ptr + row * 3 + 2, third)
-    tl.store(top_id_ptr + row * 3, first_id)
-    tl.store(top_id_ptr + row * 3 + 1, second_id)
-    tl.store(top_id_ptr + row * 3 + 2, third_id)
-
-
-def row_stats(parts: StatParts, out: RowStats, pdl: int) -> None:
-    """Launch: write the statistics of N rows, as row_stats_ref gives them, from what the LM head left of them. A row
-    with a NaN has a NaN in lse and entropy."""
-    programs, _, rows = parts.values.shape
-    row_stats_kernel[(rows,)](
-        values_ptr=parts.values,
-        ids_ptr=parts.ids,
-        top_id_ptr=out.top_id,
-        top_logit_ptr=out.top_logit,
-        lse_ptr=out.lse,
-        entropy_ptr=out.entropy,
-        margin_ptr=out.margin,
-        ROWS=rows,
-        NUM_PARTS=programs,
-        BLOCK_P=triton.next_power_of_2(programs),
-        PDL=pdl,
-        num_warps=4,
-        launch_pdl=pdl != OFF,
-    )

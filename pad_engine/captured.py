@@ -14,7 +14,7 @@ from pad_engine.device_round import MAX_END_IDS
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.errors import NonFiniteError
 from pad_engine.graphs import DeviceDraft, Rounds
-from pad_engine.kernels.accept import NOT_FINITE, RUNNING
+from pad_engine.kernels.accept_path import NOT_FINITE, RUNNING
 from pad_engine.kv_cache import KVCache
 from pad_engine.output import Stopwatch
 from pad_engine.rules.greedy import judge_pick

@@ -130,25 +130,26 @@ def parse_spec(spec: str, what: str) -> tuple[str, dict[str, str]]:
 
 def take_int(values: dict[str, str], key: str, default: int, what: str, low: int = 1, high: int = 64) -> int:
     """Remove an integer of a spec's values and check its range."""
-    text: Any = values.pop(key, default)
-    try:
-        number = int(text)
-    except ValueError:
-        raise RequestError(f"{what}: {key} must be a whole number, got {text!r}") from None
-    if not low <= number <= high:
-        raise RequestError(f"{what}: {key} must be in [{low}, {high}], got {number}")
-    return number
+    return int(take_number(values, key, default, what, low, high, int))
 
 
 def take_float(values: dict[str, str], key: str, default: float, what: str, low: float, high: float) -> float:
-    """The same for a number."""
+    """The same for any number."""
+    return take_number(values, key, default, what, low, high, float)
+
+
+def take_number(
+    values: dict[str, str], key: str, default: float, what: str, low: float, high: float, kind: type[int] | type[float]
+) -> float:
+    """Either of the two, by its kind."""
+    noun, form = ("a whole number", "d") if kind is int else ("a number", "g")
     text: Any = values.pop(key, default)
     try:
-        number = float(text)
+        number = kind(text)
     except ValueError:
-        raise RequestError(f"{what}: {key} must be a number, got {text!r}") from None
+        raise RequestError(f"{what}: {key} must be {noun}, got {text!r}") from None
     if not low <= number <= high:
-        raise RequestError(f"{what}: {key} must be in [{low:g}, {high:g}], got {number:g}")
+        raise RequestError(f"{what}: {key} must be in [{low:{form}}, {high:{form}}], got {number:{form}}")
     return number
 
 

@@ -42,7 +42,7 @@ class DeviceJudge:
         self.weights: TailWeights | None = None
         if override.classifier is not None:
             self.tap_layer = override.classifier.tap_layer
-            self.wide, self.weights = tail_weights(override.classifier.to(device), dtype)
+            self.wide, self.weights = tail_weights(override.classifier.to(device))
             self.tap = torch.zeros(MAX_ROWS, hidden, dtype=dtype, device=device)
             self.tap_parts = torch.zeros(MAX_TAP_SPLIT * len(self.wide) * MAX_ROWS, device=device)
 
@@ -70,9 +70,9 @@ class DeviceJudge:
         return pick_score, pick_id, relaxation
 
 
-def tail_weights(classifier: Classifier, dtype: torch.dtype) -> tuple[Tensor, TailWeights]:
-    """The wide projection `[U, d]` and the rest of a classifier, as kernels take them. dtype: of the projection's
-    input; its weights stay fp32, since rounding them would move pivot_prob by far more than the kernel does."""
+def tail_weights(classifier: Classifier) -> tuple[Tensor, TailWeights]:
+    """The wide projection `[U, d]` and the rest of a classifier, as kernels take them. All stay fp32, whatever the type
+    of the states: rounded weights would move pivot_prob by far more than the kernel does."""
     w = classifier.weights
     device = next(iter(w.values())).device
     if classifier.kind == LINEAR_JUDGE:

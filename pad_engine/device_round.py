@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pad_engine.kernels.accept import LENGTH, MAX_ROWS, REPORT_HEADER, REPORT_WIDTH, RUNNING, TRACE_START
+from pad_engine.kernels.accept import MAX_ROWS, REPORT_HEADER, REPORT_WIDTH, TRACE_START
+from pad_engine.kernels.accept_path import LENGTH, RUNNING
 from pad_engine.kernels.relaxed import TRACE_FIELDS
 from pad_engine.tree import DraftTree, ancestors, lay_out, to_int64
 
@@ -77,8 +78,9 @@ class DeviceForest(Mirror):
 
 class DeviceRequests(Mirror):
     """One request a sequence: cache_len (committed tokens), limit (the most ids it may hold), done (a status of
-    kernels/accept.py), root (the last committed id), end_ids (padded with -1), seed, history (bit b: the token emitted
-    b tokens ago was an override), temperature (0: greedy). ids: int32 `[num_seqs, capacity + 1]`, prompt and answer."""
+    kernels/accept_path.py), root (the last committed id), end_ids (padded with -1), seed, history (bit b: the token
+    emitted b tokens ago was an override), temperature (0: greedy). ids: int32 `[num_seqs, capacity + 1]`, prompt and
+    answer."""
 
     def __init__(self, num_seqs: int, capacity: int, device: torch.device) -> None:
         counts = dict.fromkeys(("cache_len", "limit", "done"), (num_seqs, torch.int32))

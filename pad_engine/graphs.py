@@ -18,7 +18,8 @@ from torch import Tensor
 from pad_engine.device_judge import DeviceJudge
 from pad_engine.device_round import DeviceForest, DeviceRequests, Reports
 from pad_engine.errors import ModelError, RequestError
-from pad_engine.kernels.accept import LENGTH, MAX_ROWS, accept_forest
+from pad_engine.kernels.accept import MAX_ROWS, accept_forest
+from pad_engine.kernels.accept_path import LENGTH
 from pad_engine.kernels.kv_commit import kv_commit
 from pad_engine.kernels.row_tiles import OFF
 from pad_engine.kv_cache import KVCache

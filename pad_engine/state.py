@@ -87,20 +87,21 @@ class State:
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         # the last emitted token becomes the next root: the target has not read it, so its row is not kept
-        drafted = path[1 : 1 + len(tokens)]
-        kept = tuple(override for override in overridden if override.node in drafted)
-        nodes = {override.node for override in kept}
-        for place in range(len(tokens)):
-            flag = place < len(drafted) and drafted[place] in nodes
-            self.history = (self.history << 1 | flag) & (1 << HISTORY) - 1
+        kept = among_first(tree, overridden, len(tokens))
+        flags = sum(1 << len(tokens) - tree.depth[override.node] for override in kept)
+        self.history = (self.history << len(tokens) | flags) & (1 << HISTORY) - 1
         return Commit(tree, path[: len(tokens)], tokens, min(len(tokens), len(path) - 1), kept)
 
     def cut(self, commit: Commit, count: int) -> Commit:
         """Take back all but the first `count` tokens of the last commit: the answer ends there."""
         del self.ids[len(self.ids) - len(commit.tokens) + count :]
         self.finish_reason = "stop"
-        left = commit.path[1 : 1 + count]
         return replace(
             commit, path=commit.path[:count], tokens=commit.tokens[:count], accepted=min(commit.accepted, count),
-            overridden=tuple(override for override in commit.overridden if override.node in left),
+            overridden=among_first(commit.tree, commit.overridden, count),
         )  # fmt: skip
+
+
+def among_first(tree: DraftTree, overridden: tuple[Overridden, ...], count: int) -> tuple[Overridden, ...]:
+    """Those of a path's overrides that are among the first `count` emitted tokens: a node of depth d is the d-th."""
+    return tuple(override for override in overridden if tree.depth[override.node] <= count)

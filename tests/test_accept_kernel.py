@@ -11,14 +11,14 @@ from launches import DEVICE, host_bits
 from torch import Tensor
 
 from pad_engine.config import SamplingParams
-from pad_engine.kernels import accept
+from pad_engine.kernels import accept, accept_path
 from pad_engine.kernels.accept import accept_bits_ref, accept_forest, accept_path_ref
 from pad_engine.kernels.gumbel import gumbel_pick_ref, gumbel_ref
 from pad_engine.state import State
 from pad_engine.tree import DraftTree, Forest, column, make_forest
 
 PDL = DEVICE.type == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
-STATUS = {None: accept.RUNNING, "stop": accept.STOP, "length": accept.LENGTH}
+STATUS = {None: accept_path.RUNNING, "stop": accept_path.STOP, "length": accept_path.LENGTH}
 
 
 @triton.jit
@@ -170,11 +170,11 @@ def expected_round(before: dict[str, Tensor], trees: list[DraftTree], forest: Fo
     for seq, (tree, path, start) in enumerate(zip(trees, paths, forest.starts, strict=True)):
         length = int(t["cache_len"][seq])
         t["old_len"][seq], tokens, accepted = length, [], 0
-        if t["done"][seq] == accept.RUNNING:
+        if t["done"][seq] == accept_path.RUNNING:
             t["pick"][start : start + len(tree)] = column(picks[start : start + len(tree)])
             t["path"][seq, : len(path)] = column(path)
             if picks[path[-1]] < 0:
-                t["done"][seq] = accept.NOT_FINITE
+                t["done"][seq] = accept_path.NOT_FINITE
             else:
                 ends = frozenset(end for end in t["end_ids"].tolist() if end >= 0)
                 held = t["ids"][seq, : length + 1].tolist()

@@ -19,7 +19,7 @@ from pad_engine.rules.override import Relaxed, judged_nodes, relax
 from pad_engine.rules.rejection import REJECTION
 from pad_engine.rules.rule import Accepted
 from pad_engine.rules.select import RelaxedRule, make_rule
-from pad_engine.state import State
+from pad_engine.state import Overridden, State
 from pad_engine.tree import DraftTree, make_forest
 
 PROMPT = some_ids(9)
@@ -99,6 +99,16 @@ def test_no_override_brings_back_what_a_request_excludes(make_model: Make) -> No
         assert not set(banned) & set(out.token_ids)
     # of a row's one possible token no override is left
     assert engine.generate(prompt, SamplingParams(30, 0.9, 3, top_k=1, ignore_eos=True)).stats.overrides == 0
+
+
+def test_an_override_counts_where_the_answer_ends_with_it() -> None:
+    """The last emitted token's row is not kept, since the target has not read it; the override still happened."""
+    last = Overridden(2, 0.1, 1.0, 0.4, 1.0)
+    state = State([4], 1, 99, SamplingParams(2), 0, frozenset())
+    commit = state.commit(DraftTree.chain([4, 5, 6]), [0, 1, 2], 7, (last,))
+    assert (commit.tokens, commit.path, commit.overridden, state.history) == ([5, 6], [0, 1], (last,), 1)
+    assert state.cut(commit, 2).overridden == (last,)
+    assert state.cut(commit, 1).overridden == ()
 
 
 def test_on_round_has_the_rounds_as_they_were_committed(make_model: Make) -> None:

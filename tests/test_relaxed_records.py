@@ -7,10 +7,12 @@ import pytest
 import torch
 from launches import CUDA, DEVICE
 from test_accept_kernel import PDL, Round, fill_forest, some_tree
+from torch import Tensor
 
 from pad_engine import native, native_tail
 from pad_engine.accept import relaxed_paths, relaxed_verdict
 from pad_engine.device_round import MAX_ROWS
+from pad_engine.integrations.chain import bounded
 from pad_engine.kernels.accept import REPORT_HEADER, TRACE_START, Relaxation, accept_forest
 from pad_engine.rules.classifier import PIVOT_MLP, Classifier
 from pad_engine.rules.override import Judged, Override
@@ -82,6 +84,24 @@ def on_device(r: Round, forest: Forest, judged: Judged, override: Override, by_c
     return paths, flags, kept.tolist()
 
 
+def fill_picks(r: Round, forest: Forest, gen: torch.Generator) -> Tensor:
+    """The target's own tokens, which drafts often follow, -1 at rows that are not finite: int32 `[N]`, put into the
+    round as one part, for requests that end nowhere."""
+    n, seqs, drafted = len(forest.token), len(forest.starts), forest.parent >= 0
+    pick = torch.randint(VOCAB, (n,), generator=gen, dtype=torch.int32)
+    follows = drafted & (torch.rand(n, generator=gen) < 0.5)
+    pick[forest.parent[follows].long()] = forest.token[follows]
+    pick[torch.rand(n, generator=gen) < 0.02] = -1
+    r["part_score"][:, :n] = torch.where(pick < 0, torch.inf, 0.0).to(DEVICE)
+    r["part_id"][:, :n] = pick.clamp(min=0).to(DEVICE)
+    r.set("limit", [10_000] * seqs)
+    r.set("cache_len", [3] * seqs)
+    r.set("done", [0] * seqs)
+    r.set("end_ids", [-1, -1])
+    r["round_index"].zero_()
+    return pick
+
+
 @pytest.mark.skipif(not native.available(), reason="compares with libpad")
 @pytest.mark.parametrize("name", RULES)
 def test_paths_are_the_same_everywhere(name: str) -> None:
@@ -101,18 +121,8 @@ def test_paths_are_the_same_everywhere(name: str) -> None:
         forest = fill_forest(r, trees)
         n = len(forest.token)
         judged = some_judged(forest, gen, by_classifier)
-        pick = torch.randint(VOCAB, (n,), generator=gen, dtype=torch.int32)
+        pick = fill_picks(r, forest, gen)
         drafted = forest.parent >= 0
-        follows = drafted & (torch.rand(n, generator=gen) < 0.5)
-        pick[forest.parent[follows].long()] = forest.token[follows]
-        pick[torch.rand(n, generator=gen) < 0.02] = -1
-        r["part_score"][:, :n] = torch.where(pick < 0, torch.inf, 0.0).to(DEVICE)
-        r["part_id"][:, :n] = pick.clamp(min=0).to(DEVICE)
-        r.set("limit", [10_000] * seqs)
-        r.set("cache_len", [3] * seqs)
-        r.set("done", [0] * seqs)
-        r.set("end_ids", [-1, -1])
-        r["round_index"].zero_()
         history = [rng.getrandbits(64) & rng.getrandbits(64) for _ in range(seqs)]
         parents = torch.where(drafted, forest.parent, 0).long()
         base, known = (forest.token == pick[parents]) & drafted, (pick[parents] >= 0) & drafted
@@ -133,12 +143,8 @@ def test_paths_are_the_same_everywhere(name: str) -> None:
                 for flag in [*(flags[row] for row in path[1:]), False]:  # the token after the path is the target's
                     past = (past << 1 | flag) & (1 << 64) - 1
                 assert to_int64(past) == now
-        ours = native_tail.make_rule(
-            kind, *rule.thresholds, log_floor=rule.log_floor, outer_floor=rule.outer_floor, lookahead=rule.lookahead,
-            reach=rule.reach, max_overrides=rule.max_overrides, window=rule.window,
-        )  # fmt: skip
         theirs = native_tail.relaxed_path(
-            ours, forest.token, forest.parent, pick, forest.tree_mask_bits, forest.depth, forest.seq,
+            bounded(kind, rule), forest.token, forest.parent, pick, forest.tree_mask_bits, forest.depth, forest.seq,
             native_tail.Judged(*judged[1:]), seqs, history,
         )  # fmt: skip
         assert list(zip(theirs.paths, theirs.ends, strict=True)) == expected

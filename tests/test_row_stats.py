@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from pad_engine.kernels import row_tiles
+from pad_engine.kernels.judge_nodes import empty_judged, judge_nodes
 from pad_engine.kernels.lm_head import Judging, lm_head, lm_head_ref
-from pad_engine.kernels.row_stats import TOP, RowStats, empty_parts, row_stats, row_stats_ref
+from pad_engine.kernels.row_stats import RowStats, empty_parts, row_stats_ref
 from pad_engine.kernels.tuning import TileConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -19,6 +20,7 @@ def stats_of(h: Tensor, weight: Tensor, programs: int, block: int, softcap: floa
     norm, ones = torch.ones(K, device=DEVICE), torch.zeros(rows, dtype=torch.int32, device=DEVICE)
     squares = h.square().sum(1)[None, :].contiguous()
     scores, parts = torch.empty(programs, rows, device=DEVICE), empty_parts(programs, rows, DEVICE)
+    ids = torch.empty_like(scores, dtype=torch.int32)
     token_logit = torch.full((rows,), 7.0, device=DEVICE)
     for tensor in parts:
         tensor.fill_(7)  # every element must be written
@@ -27,15 +29,16 @@ def stats_of(h: Tensor, weight: Tensor, programs: int, block: int, softcap: floa
     judging = Judging(parts, token, torch.full_like(token, -1), token_logit)
     lm_head(
         h, norm, h, squares, weight, None, ones, ones, ones[:1], torch.zeros(1, dtype=torch.int64, device=DEVICE),
-        torch.zeros(1, device=DEVICE), scores, torch.empty_like(scores, dtype=torch.int32), None, judging,
+        torch.zeros(1, device=DEVICE), scores, ids, None, judging,
         num_tokens=vocab, eps=0.0, softcap=softcap, config=TileConfig(block, 32), pdl=row_tiles.OFF,
     )  # fmt: skip
-    out = RowStats(
-        torch.empty(rows, TOP, dtype=torch.int32, device=DEVICE),
-        torch.empty(rows, TOP, device=DEVICE),
-        *(torch.empty(rows, device=DEVICE) for _ in range(3)),
-    )
-    row_stats(parts, out, row_tiles.OFF)
+    judged, pick = empty_judged(rows, DEVICE), torch.empty(1, rows, device=DEVICE)
+    for tensor in judged:
+        tensor.fill_(7)
+    judge_nodes(judging, scores, ids, None, judged, pick, torch.empty_like(pick, dtype=torch.int32), row_tiles.OFF)
+    z, (lse, entropy, own_logit, _) = judged.values[:3], judged.values[3:]
+    assert torch.equal(own_logit.nan_to_num(), token_logit.nan_to_num())
+    out = RowStats(judged.ids.t(), z.t(), lse, entropy, z[0] - z[1])
     logits = lm_head_ref(h, norm, weight, None, 0.0, softcap)
     own = logits.gather(1, token.long()[:, None])[:, 0]
     torch.testing.assert_close(token_logit, own, rtol=1e-4, atol=1e-4, equal_nan=True)

@@ -89,16 +89,18 @@ class Verdict(NamedTuple):
 def judged_nodes(record: Record, override: Override) -> Judged:
     """The numbers of a record that an override looks at, on the record's device: of the rows as the request changes
     them (penalties, biases, bans, filters), so that no override brings back what it lowers; a classifier's are raw."""
-    stats, logit, judges = record.judge_stats, record.judge_token_logit, record.judges.to(record.logits.device)
-    features = {"entropy": stats.entropy, "probability": (logit - stats.lse).exp(), "margin": stats.margin}
-    token = record.token.to(logit.device)
-    if record.processed is not record.logits or override.top > TOP:
-        ranked = row_stats_ref(record.processed, override.top)
-        stats = RowStats(*(field[judges] for field in ranked))
-        logit = record.processed[judges, token.long()]
+    rows, judges = record.processed, record.judges.to(record.logits.device)
+    if rows is record.logits and override.top == TOP:
+        stats, logit = record.judge_stats, record.judge_token_logit
+    else:
+        stats = RowStats(*(field[judges] for field in row_stats_ref(rows, override.top)))
+        logit = rows[judges, record.token.long().to(rows.device)]
     pivot_prob = torch.ones_like(stats.lse)
     if override.classifier is not None:
+        raw = record.judge_stats
+        features = {"entropy": raw.entropy, "probability": record.judge_p, "margin": raw.margin}
         pivot_prob = override.classifier.pivot_prob(record.taps[override.classifier.tap_layer], features)
+    token = record.token.to(logit.device)
     return Judged(token, stats.top_id, stats.top_logit, stats.lse, stats.entropy, logit, pivot_prob)
 
 
