@@ -221,9 +221,8 @@ def test_rules_that_do_not_fit_are_refused_by_name(make_model: Make) -> None:
     engine = tiny_engine(make_model("mistral"), rule="greedy")
     with pytest.raises(RequestError, match=r"greedy.*temperature"):
         engine.generate(PROMPT, SamplingParams(1, 0.5))
-    engine.rule = "nothing"
     with pytest.raises(RequestError, match="nothing"):
-        engine.generate(PROMPT, SamplingParams(1))
+        tiny_engine(make_model("mistral"), rule="nothing")
 
 
 def test_eos_ids_and_biases_work_together(plain: Engine) -> None:

@@ -196,7 +196,7 @@ def test_layers_left_out_keep_their_own_windows_and_weights(make_model: Make, tm
         ({"drafter": "none", "trees": "bush"}, "bush"),
         ({"drafter": "none", "budget": 0}, "budget"),
         ({"drafter": "none", "budget": 65}, "budget"),
-        ({"drafter": "none", "rule": "typical"}, "typical"),
+        ({"drafter": "none", "rule": "typicality"}, "typicality"),
         ({"drafter": "none", "max_length": 1000}, "max_length"),
         ({"drafter": "none", "max_length": 1}, "max_length"),
         ({"drafter": "none", "dtype": "int8"}, "int8"),
