@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pad_engine.kernels.draft_chain import write_links
+
 MAX_MATCH = 32  # a longer match counts as one of this length
 # places that a program looks at in one step, and the most programs: enough for all to be on the device at once
 _BLOCK, _MAX_PROGRAMS = 256, 128
@@ -82,11 +84,7 @@ def write_chain(
     follow = place + (i - 1) % tl.maximum(held - place, 1)
     token = tl.load(ids_ptr + tl.where((i > 0) & (i <= count), follow, held - 1))
     tl.store(token_ptr + i, token, mask=i < NUM_ROWS)
-    tl.store(parent_ptr + i, i - 1, mask=i < NUM_ROWS)
-    tl.store(depth_ptr + i, i, mask=i < NUM_ROWS)
-    tl.store(mask_bits_ptr + i, (tl.full([1], 2, tl.int64) << i) - 1, mask=i < NUM_ROWS)
-    tl.store(seq_start_ptr, 0)
-    tl.store(seq_start_ptr + 1, 1 + count)
+    write_links(parent_ptr, depth_ptr, mask_bits_ptr, seq_start_ptr, count, NUM_ROWS)
 
 
 @triton.jit

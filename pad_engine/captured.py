@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pad_engine.controller import Controller
 from pad_engine.device_round import MAX_END_IDS
-from pad_engine.drafters.drafter import Drafter
+from pad_engine.drafters.drafter import CapturedDrafter, Drafter
 from pad_engine.errors import NonFiniteError
-from pad_engine.graphs import DeviceDraft, Rounds
+from pad_engine.graphs import Rounds
 from pad_engine.kernels.accept_path import NOT_FINITE, RUNNING
 from pad_engine.kv_cache import KVCache
 from pad_engine.output import Stopwatch
@@ -26,12 +26,14 @@ from pad_engine.tree import DraftTree
 
 @dataclass(frozen=True)
 class Played:
-    """One round: what it committed, the raw logits fp32 `[N, V]` of its tree where they were kept, and what it cost."""
+    """One round: what it committed, the raw logits fp32 `[N, V]` of its tree where they were kept, and what it cost.
+    A draft on the device is part of its round. typical: False where a graph was made meanwhile."""
 
     commit: Commit
     logits: Tensor | None
     draft_ms: float
     verify_ms: float
+    typical: bool = True
 
 
 def serves(rounds: Rounds, state: State, rule: AcceptanceRule, drafter: Drafter) -> bool:
@@ -69,8 +71,8 @@ def play(
     temperature = 0.0 if state.params.greedy else state.params.temperature
     limit = len(state.ids) + state.remaining
     rounds.begin(state.seq, state.ids, limit, sorted(state.end_ids), state.seed, temperature)
-    if drafter.captured:
-        yield from run_ahead(rounds, cache, state, drafter, cancelled)
+    if isinstance(drafter, CapturedDrafter):
+        yield from run_ahead(rounds, cache, state, drafter, controller, pinned, cancelled)
         return
     while state.finish_reason is None and not cancelled():
         tree, draft_ms = draft(state, drafter, controller, pinned)
@@ -82,24 +84,38 @@ def play(
 
 
 def run_ahead(
-    rounds: Rounds, cache: KVCache, state: State, drafter: Drafter, cancelled: Callable[[], bool]
+    rounds: Rounds,
+    cache: KVCache,
+    state: State,
+    drafter: CapturedDrafter,
+    controller: Controller,
+    pinned: bool,
+    cancelled: Callable[[], bool],
 ) -> Iterator[Played]:
-    """Rounds of which nothing is decided on the host: each is queued before the one before it is read."""
-
-    def queue() -> int:
-        return rounds.queue(drafter, drafter.nodes) if isinstance(drafter, DeviceDraft) else rounds.queue_plain()
-
+    """Rounds of which the host decides no more than the size, and that from all rounds but the one at work: each is
+    queued before the one before it is read."""
     clock, root, ended = Stopwatch(), state.root, False
-    unread = deque([queue()])
+    unread: deque[int] = deque()
+    atypical: set[int] = set()
+
+    def queue() -> None:
+        graphs = rounds.num_graphs
+        plan = controller.decide(drafter.evidence(state), state.remaining - len(unread), pinned)
+        unread.append(drafter.queue(rounds, plan))
+        if rounds.num_graphs > graphs:
+            atypical.update(unread)
+
+    queue()
     try:
         while state.finish_reason is None and not cancelled():
             # a round emits one token at least, so the last token needs no round behind it
             if state.remaining > 1:
-                unread.append(queue())
+                queue()
             rounds.wait(unread[0])
-            commit = read_commit(rounds, cache, state, unread.popleft(), None)
+            index = unread.popleft()
+            commit = read_commit(rounds, cache, state, index, None)
             root, ended = commit.tokens[-1], state.finish_reason is not None
-            yield Played(commit, None, 0.0, clock.lap())
+            yield Played(commit, None, 0.0, clock.lap(), index not in atypical)
     finally:
         # where the answer ended on the host, what rounds queued behind it wrote is accounted for, so that the next
         # request can tell what is left of the cache

@@ -150,14 +150,20 @@ class Controller:
         self.planned = best.budget
         return best
 
-    def observe(self, tree: DraftTree, accepted: int, emitted: int, draft_ms: float, verify_ms: float) -> None:
-        """A finished round: its tree, how many tokens were accepted and emitted, and what its parts cost."""
+    def observe(
+        self, tree: DraftTree, accepted: int, emitted: int, draft_ms: float, verify_ms: float, typical: bool = True
+    ) -> None:
+        """A finished round: its tree, how many tokens were accepted and emitted, and what its parts cost. typical:
+        False where something was made during the round that later ones will find."""
         nodes, depth = len(tree), max(tree.depth)
+        if depth:
+            self.acceptance.add((tree.evidence, self.branching * self.planned), depth, accepted)
+        self.acceptance.decay()
+        if not typical:
+            return
         self.verify_cost.add(nodes, verify_ms)
         if depth:
             self.draft_cost.add(depth, draft_ms)
-            self.acceptance.add((tree.evidence, self.branching * self.planned), depth, accepted)
-        self.acceptance.decay()
         plain = self.verify_cost(1)
         self.allowed += emitted * plain * (1 / FLOOR - 1)
         if depth:

@@ -5,7 +5,7 @@ Next to read: models/fused.py for the pass, graphs.py for the capture.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -76,6 +76,14 @@ class DeviceForest(Mirror):
         host["start"][:] = [*starts, count]
 
 
+class SequenceState(NamedTuple):
+    """What a pass reads of its S sequences: cache_len int32, seed int64 and temperature fp32, all `[S]`."""
+
+    cache_len: Tensor
+    seed: Tensor
+    temperature: Tensor
+
+
 class DeviceRequests(Mirror):
     """One request a sequence: cache_len (committed tokens), limit (the most ids it may hold), done (a status of
     kernels/accept_path.py), root (the last committed id), end_ids (padded with -1), seed, history (bit b: the token
@@ -100,6 +108,11 @@ class DeviceRequests(Mirror):
         self.upload()
         self.ids = torch.zeros(num_seqs, capacity + 1, dtype=torch.int32, device=device)
         self.ids_image = torch.zeros(num_seqs, capacity + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+    @property
+    def state(self) -> SequenceState:
+        """What a pass over these sequences reads."""
+        return SequenceState(self.cache_len, self.seed, self.temperature)
 
     def fill(
         self, seq: int, ids: Sequence[int], limit: int, end_ids: Sequence[int], seed: int, temperature: float

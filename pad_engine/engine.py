@@ -275,7 +275,8 @@ class Engine:
             piece, count = text.push(commit.tokens)
             if count is not None:
                 commit = state.cut(commit, count)
-            controller.observe(commit.tree, commit.accepted, len(commit.tokens), round.draft_ms, round.verify_ms)
+            costs = round.draft_ms, round.verify_ms, round.typical
+            controller.observe(commit.tree, commit.accepted, len(commit.tokens), *costs)
             drafter.observe(commit)
             if on_round is not None:
                 on_round(replace(round, commit=commit))

@@ -10,7 +10,7 @@ Next to read: captured.py, which plays a request's rounds.
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,11 +32,13 @@ POLLS_A_CHECK = 100_000  # polls of the counter between two looks at whether the
 PLAIN, TREE, LOGITS, READ = "plain", "tree", "logits", "read"
 
 
-@runtime_checkable
 class DeviceDraft(Protocol):
-    """A drafter whose proposal is made by kernels that are part of the captured round. nodes: rows of its trees."""
+    """A draft that is made by kernels of the captured round; equal ones share a graph. nodes: rows of its trees at
+    most, or 0 if it proposes nothing, and no round follows: a drafter's own reading."""
 
-    nodes: int
+    @property
+    def nodes(self) -> int:
+        """See above."""
 
     def queue_draft(self, requests: DeviceRequests, forest: DeviceForest, rows: int) -> None:
         """Queue the kernels that write a forest of at most `rows` rows."""
@@ -174,7 +176,7 @@ class Rounds:
         self.requests.done.fill_(LENGTH)
         try:
             launch()
-            self.queued += kind not in (LOGITS, READ)
+            self.queued += reports(kind)
         except torch.OutOfMemoryError as error:
             raise ModelError("no memory on the GPU for a round's buffers", "choose a smaller max_length") from error
         finally:
@@ -194,15 +196,15 @@ class Rounds:
         if not isinstance(kind, str):
             kind.queue_draft(requests, forest, rows)
         if kind == READ:
-            self.fused.launch(rows, token, forest, requests, head=False)
-            return
+            self.fused.launch(rows, token, forest, requests.state, to_prefix=True, head=False)
         if kind == LOGITS:
             assert self.logits is not None
-            self.fused.launch(rows, token, forest, requests, self.logits[:rows], keep=False)
+            self.fused.launch(rows, token, forest, requests.state, self.strict, self.logits[:rows])
+        if not reports(kind):
             return
         # a root alone has nothing to relax
         judge = None if kind == PLAIN else self.judge
-        self.fused.launch(rows, token, forest, requests, judge=judge)
+        self.fused.launch(rows, token, forest, requests.state, self.fused.to_prefix(rows), judge=judge)
         scores, ids = self.fused.partials(rows)
         relaxation = None
         if judge is not None:
@@ -222,6 +224,11 @@ class Rounds:
     def num_graphs(self) -> int:
         """How many rounds were captured, or are launched one by one."""
         return len(self.replays)
+
+
+def reports(kind: str | DeviceDraft) -> bool:
+    """Whether rounds of this kind end in the accept kernel, which tells the host."""
+    return kind in (PLAIN, TREE) if isinstance(kind, str) else kind.nodes > 0
 
 
 def capture(queue: Callable[[], None]) -> torch.cuda.CUDAGraph:

@@ -11,6 +11,7 @@ import torch
 from pad_engine.config import parse_spec, refuse_rest, take_int
 from pad_engine.controller import Controller
 from pad_engine.drafters.draft_model import DraftModel
+from pad_engine.drafters.draft_model_device import DeviceDraftModel, unsupported_on_device
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.drafters.ngram import NGram
 from pad_engine.drafters.ngram_device import DeviceNGram
@@ -66,7 +67,9 @@ def make_engine(
         if draft_model is not None and name != "draft-model":
             raise RequestError(f"draft_model is given, but drafter {name} uses none", 'choose drafter "draft-model"')
         draft = load_draft(draft_model, loaded, accept_terms) if name == "draft-model" else None
-        drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft, loaded.decoder.device)
+        device = loaded.decoder.device
+        on_device = trees == "chain" and (fused or (fused is None and device.type == "cuda"))
+        drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft, device, on_device)
     return Engine(
         loaded.decoder,
         loaded.tokenizer,
@@ -136,9 +139,16 @@ def shared_tokens(target: dict[str, int], draft: dict[str, int]) -> int:
 
 
 def make_drafter(
-    spec: str, trees: str, budget: int, num_tokens: int, draft: tuple[Decoder, int] | None, device: torch.device
+    spec: str,
+    trees: str,
+    budget: int,
+    num_tokens: int,
+    draft: tuple[Decoder, int] | None,
+    device: torch.device,
+    on_device: bool = False,
 ) -> tuple[Drafter, int]:
-    """A drafter by its name and options, and how deep it may draft."""
+    """A drafter by its name and options, and how deep it may draft. on_device: a draft model's steps join the captured
+    round, if they can."""
     name, options = check_drafter(spec, trees, budget)
     builder = make_builder(trees)
     if name == "none":
@@ -150,9 +160,13 @@ def make_drafter(
     assert draft is not None, "draft-model is made with a draft model"
     decoder, shared = draft
     shared = min(num_tokens, shared)
-    chunk = prefill_chunk(decoder.device)
-    drafter = DraftModel(decoder, builder, num_tokens=shared, capacity=decoder.max_length, budget=budget, chunk=chunk)
-    return drafter, options["depth"]
+    depth, capacity = options["depth"], decoder.max_length
+    common: dict[str, Any] = dict(
+        builder=builder, num_tokens=shared, capacity=capacity, budget=budget, chunk=prefill_chunk(decoder.device)
+    )
+    if on_device and unsupported_on_device(decoder, capacity) is None:
+        return DeviceDraftModel(decoder, depth=depth, **common), depth
+    return DraftModel(decoder, **common), depth
 
 
 def check_drafter(spec: str, trees: str, budget: int) -> tuple[str, dict[str, int]]:

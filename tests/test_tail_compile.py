@@ -10,7 +10,7 @@ import sys
 import triton
 from test_gumbel_kernel import noise_kernel
 
-from pad_engine.kernels import accept, kv_commit, ngram_lookup
+from pad_engine.kernels import accept, draft_chain, kv_commit, ngram_lookup
 
 
 def compile_all() -> None:
@@ -21,6 +21,9 @@ def compile_all() -> None:
     tail |= dict(BY_CLASSIFIER=False)
     commit = dict(NUM_SEQS=1, NUM_HEADS=8, SLOTS=4160, SCRATCH=64, HEAD_DIM=128, BLOCK_R=16, BLOCK_D=128)
     chain = dict(MIN_MATCH=2, NUM_ROWS=16, NUM_PROGRAMS=32, BLOCK=256)
+    words = {"row_mask_ptr": "*i64", "mask_bits_ptr": "*i64"}
+    begin = dict(FEED=2, ROWS=16, CHAIN_ROWS=16, CHAIN=True, DEPTH=4)
+    take = dict(STEP=2, NUM_PARTS=1056, BLOCK_P=1024, PDL=True)
     noise = dict.fromkeys(("noise_ptr", "score_ptr", "temperature_ptr", "logits_ptr"), "*fp32")
     noise |= {"seed_ptr": "*i64", "position_ptr": "*i64"}
     for kernel, types, values in [
@@ -28,6 +31,8 @@ def compile_all() -> None:
         *[(accept.accept_kernel, rows, tail | dict(NUM_SEQS=s, PDL=pdl)) for s, pdl in ((1, True), (4, False))],
         (kv_commit.kv_commit_kernel, {"buffer_ptr": "*bf16"}, commit | dict(PDL=True)),
         (ngram_lookup.ngram_lookup_kernel, {"mask_bits_ptr": "*i64", "best_ptr": "*i64"}, chain | dict(PDL=True)),
+        (draft_chain.begin_draft_kernel, words, begin),
+        (draft_chain.take_draft_kernel, rows, take),
     ]:
         pointer = {name: types.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in kernel.arg_names}
         signature = {name: "constexpr" if name in values else kind for name, kind in pointer.items()}
@@ -43,7 +48,7 @@ def test_kernels_compile_for_sm_90_and_never_fuse(tmp_path) -> None:
     out = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     kernels = dict(part.split("\n", 1) for part in out.stdout.split("== ")[1:])
-    assert len(kernels) == 5
+    assert len(kernels) == 7
     for name, ptx in kernels.items():
         assert ("griddepcontrol.wait" in ptx) == ("PDL=True" in name), name
         assert "fma" not in ptx, name

@@ -1,7 +1,9 @@
 """What a drafter is, and how one is made of its name. Next to read: ngram.py, then draft_model.py."""
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
+from pad_engine.controller import RoundPlan
+from pad_engine.graphs import Rounds
 from pad_engine.state import Commit, State
 from pad_engine.tree import DraftTree
 
@@ -9,9 +11,9 @@ from pad_engine.tree import DraftTree
 class Drafter(Protocol):
     """Proposes what may follow. It serves one sequence, from `begin` to the next `begin`.
 
-    captured: whether its steps can be part of a captured graph. draft_probs: what it knows of the probabilities it drew
-    from: nothing, one number a token, or whole rows. taps: the target's layers whose output it wants. nbytes: memory of
-    its own, caches and tables.
+    captured: whether its steps can be part of a captured graph; it is a CapturedDrafter then. draft_probs: what it
+    knows of the probabilities it drew from: nothing, one number a token, or whole rows. taps: the target's layers whose
+    output it wants. nbytes: memory of its own, caches and tables.
     """
 
     @property
@@ -44,3 +46,11 @@ class Drafter(Protocol):
 
     def reset(self) -> None:
         """Forget the sequence and whatever was learnt from it."""
+
+
+@runtime_checkable
+class CapturedDrafter(Drafter, Protocol):
+    """One whose rounds are queued ahead, before the host knows what the round at work commits."""
+
+    def queue(self, rounds: Rounds, plan: RoundPlan) -> int:
+        """Queue the next round, a draft with its verification or a plain step, as planned. Returns its index."""

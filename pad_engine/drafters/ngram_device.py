@@ -6,9 +6,11 @@ whose drafts the controller weighs, is the default; this one is for texts that r
 
 import torch
 
+from pad_engine.controller import RoundPlan
 from pad_engine.device_round import DeviceForest, DeviceRequests
 from pad_engine.drafters.none import NoDrafter
 from pad_engine.errors import RequestError
+from pad_engine.graphs import Rounds
 from pad_engine.kernels.ngram_lookup import ngram_lookup
 
 
@@ -26,6 +28,10 @@ class DeviceNGram(NoDrafter):
         # the kernel's own: the best match so far, and how many of its programs have finished
         self.best = torch.zeros(1, dtype=torch.int64, device=device)
         self.ticket = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def queue(self, rounds: Rounds, plan: RoundPlan) -> int:
+        """See CapturedDrafter; every round is the same."""
+        return rounds.queue(self, self.nodes)
 
     def queue_draft(self, requests: DeviceRequests, forest: DeviceForest, rows: int) -> None:
         """Queue the search, which writes the round's chain."""

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pad_engine.controller import RoundPlan
+from pad_engine.graphs import Rounds
 from pad_engine.state import Commit, State
 from pad_engine.tree import DraftTree
 
@@ -24,6 +26,10 @@ class NoDrafter:
     def propose(self, state: State) -> DraftTree:
         """The root alone."""
         return DraftTree.chain([state.root])
+
+    def queue(self, rounds: Rounds, plan: RoundPlan) -> int:
+        """See CapturedDrafter."""
+        return rounds.queue_plain()
 
     def observe(self, commit: Commit) -> None:
         """Nothing to learn."""

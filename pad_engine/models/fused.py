@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pad_engine.device_judge import DeviceJudge
-from pad_engine.device_round import DeviceForest, DeviceRequests
+from pad_engine.device_round import DeviceForest, SequenceState
 from pad_engine.kernels.accept import MAX_ROWS
 from pad_engine.kernels.embed_rows import embed_rows
 from pad_engine.kernels.linear import Linear
@@ -111,27 +111,26 @@ class FusedPass:
         tiles = -(-self.decoder.config.hidden_size // block)
         return buffer[: tiles * rows].view(tiles, rows)
 
-    def to_prefix(self, rows: int, keep: bool = True) -> bool:
-        """Whether a pass puts its rows behind the prefix, by position, and not into the scratch: a root alone that will
-        surely be kept, and every chain of strict mode, whose rejected rows are overwritten later."""
-        return self.strict or (rows == 1 and keep)
+    def to_prefix(self, rows: int) -> bool:
+        """Whether a round puts its rows behind the prefix, by position, and not into the scratch: a root alone, which
+        will surely be kept, and every chain of strict mode, whose rejected rows are overwritten later."""
+        return self.strict or rows == 1
 
     def launch(
         self,
         rows: int,
         token: Tensor,
         forest: DeviceForest,
-        requests: DeviceRequests,
+        sequences: SequenceState,
+        to_prefix: bool,
         logits: Tensor | None = None,
-        keep: bool = True,
         head: bool = True,
         judge: DeviceJudge | None = None,
     ) -> None:
         """Queue one pass of `rows` (one of ROW_PADS) padded rows: all layers, and the LM head.
 
-        token: int32, the rows' ids. logits: `[rows, num_tokens]` to be written, or None. keep: a root alone will surely
-        be kept, and goes to the prefix at once. head: False for a chain of a prompt, all of which goes to the prefix,
-        and of which nobody wants logits.
+        token: int32, the rows' ids. to_prefix: the rows are chains, and go behind the prefix by position, not to the
+        scratch. logits: `[rows, num_tokens]` to be written, or None. head: False where nobody wants what follows.
         """
         decoder, eps = self.decoder, self.decoder.config.rms_norm_eps
         down_block = self.tiles["down", rows].block
@@ -144,7 +143,7 @@ class FusedPass:
             squares, down_block, OFF,
         )  # fmt: skip
         for position, layer in enumerate(decoder.layers):
-            self._attention(rows, position, layer, forest, requests, not head or self.to_prefix(rows, keep))
+            self._attention(rows, position, layer, forest, sequences, to_prefix)
             following = decoder.layers[position + 1].attention_norm if position + 1 < len(decoder.layers) else None
             tap = judge.tap[:rows] if judge is not None and judge.tap_layer == layer.index else None
             self._mlp(rows, layer, decoder.final_norm if following is None else following, tap)
@@ -153,13 +152,13 @@ class FusedPass:
         scores, ids = self.partials(rows)
         lm_head(
             hidden, decoder.final_norm, normed, squares, decoder.lm_head.weight, None, forest.depth, forest.seq,
-            requests.cache_len, requests.seed, requests.temperature, scores, ids, logits,
+            sequences.cache_len, sequences.seed, sequences.temperature, scores, ids, logits,
             None if judge is None else judge.judging(rows, forest), num_tokens=self.num_tokens, eps=eps,
             softcap=decoder.config.logit_softcap, config=self.tiles["lm_head", rows], pdl=self.pdl[rows],
         )  # fmt: skip
 
     def _attention(
-        self, rows: int, position: int, layer: Layer, forest: DeviceForest, requests: DeviceRequests, to_prefix: bool
+        self, rows: int, position: int, layer: Layer, forest: DeviceForest, sequences: SequenceState, to_prefix: bool
     ) -> None:
         config, cache, pdl = self.decoder.config, self.cache, self.pdl[rows]
         squares = self.square_sums(self.squares, rows, self.tiles["down", rows].block)
@@ -172,7 +171,7 @@ class FusedPass:
         assert table is not None, "a rotary table that does not depend on the length"
         tree_attention(
             self.qkv[:rows], cache.buffers[window][index], self.attended[:rows], self.workspace, forest.depth,
-            forest.mask_bits, forest.start, requests.cache_len, table[0], table[1], layer.q_norm, layer.k_norm,
+            forest.mask_bits, forest.start, sequences.cache_len, table[0], table[1], layer.q_norm, layer.k_norm,
             eps=config.rms_norm_eps, scale=config.attention_scale, softcap=config.attention_softcap,
             scratch=cache.scratch, capacity=cache.capacity, window=window, heads=config.num_heads,
             config=self.attention[rows], to_prefix=to_prefix, strict=self.strict, pdl=pdl,
