@@ -240,15 +240,20 @@ def test_a_rejected_branch_that_is_not_finite_stays_alone(value: float, dtype: t
 STRICT = dict(strict=True, to_prefix=True, capacity=96, config=AttentionConfig(4, 16, 16, 4))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("options", [{}, {"head_dim": 12, "heads": 3, "kv_heads": 1, "window": 96}], ids=str)
+ODD = {"head_dim": 12, "heads": 3, "kv_heads": 1, "window": 96}
+
+
+# sums by element take an interpreter long
+@pytest.mark.parametrize(
+    "options, dtype", itertools.product([{}, ODD], DTYPES) if CUDA else [({}, DTYPES[-1]), (ODD, DTYPES[0])], ids=str
+)
 def test_strict_rows_do_not_depend_on_their_pass(
     options: dict, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text is read in chains of any length: each row has the same bits, and so has the cache."""
     dots_by_element(monkeypatch)
     setting = Setting(**STRICT, **options, dtype=dtype, norms=True)
-    start, total = 11, 30
+    start, total = 11, 22
     text, layer = normal(total, setting.width, dtype=dtype), setting.cache([start])
     expected = setting.expected(text, layer, chain(total), 0, start)
     whole, cache = read_in_chains(setting, text, layer.clone(), start, [1])

@@ -22,7 +22,7 @@ def answer(folder: Path, *options: str) -> list[int]:
     return token_ids
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection"])
+@pytest.mark.parametrize("rule", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
 def test_a_seed_repeats_in_another_process(make_model: Make, rule: str) -> None:
     folder = make_model("llama")
     draft = ("--draft-model", "self:layers=0,1", "--drafter", "draft-model:depth=3", "--rule", rule)

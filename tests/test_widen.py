@@ -240,6 +240,7 @@ REAL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.parametrize("shape", REAL)
 def test_smollm2(loaded: LoadedModel, shape: str) -> None:
