@@ -1,6 +1,7 @@
 """Measure launch parameters on this card and write them to kernels/configs/<card>.json.
 
     python bench/tune.py --shapes 135m 1b 8b --rows 1 16 64
+    python bench/tune.py --weights int8 fp8 --only products
 
 Every candidate of a product is launched in a chain over as many copies of its weights as overflow the card's cache,
 with programmatic dependent launch where the card has it, and the chain is replayed as a graph. Candidates are compiled
@@ -8,103 +9,31 @@ in a pool of processes first, which is most of the work.
 """
 
 import argparse
-import itertools
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import torch
 from harness import git_commit, graph_ms
-from shapes import shape_config
 from torch import Tensor
 from tune_attention import AttentionCase, Heads, attentions, finalists, time_attention
 from tune_attention import candidates as attention_candidates
 from tune_pass import best_passes, compile_variant, variants
+from tune_products import Product, candidates, products, with_prefetch
 
 from pad_engine.kernels import tuning
 from pad_engine.kernels.linear_residual import linear_residual
 from pad_engine.kernels.lm_head import lm_head, lm_head_programs
 from pad_engine.kernels.norm_gated import norm_gated
 from pad_engine.kernels.norm_linear import norm_linear
+from pad_engine.kernels.quantise import QUANTISED
 from pad_engine.kernels.tuning import AttentionConfig, TileConfig
 
-OPS = ("qkv", "out", "gate_up", "down", "lm_head")
 L2_BYTES = 100_000_000  # copies of the weights beyond this are never in the cache
 FINALISTS = 4  # candidates that are tried with a prefetch
-SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory that a program may have
-
-
-@dataclass(frozen=True)
-class Product:
-    """One product of a pass: weights `[m, k]`, `rows` rows."""
-
-    op: str
-    rows: int
-    m: int
-    k: int
-
-
-def products(shape: str, rows: int) -> list[Product]:
-    """The five products of a shape."""
-    c = shape_config(shape, 4096)
-    heads = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-    sizes = {
-        "qkv": (heads, c.hidden_size),
-        "out": (c.hidden_size, c.num_heads * c.head_dim),
-        "gate_up": (2 * c.intermediate_size, c.hidden_size),
-        "down": (c.hidden_size, c.intermediate_size),
-        "lm_head": (c.vocab_size, c.hidden_size),
-    }
-    return [Product(op, rows, *sizes[op]) for op in OPS]
-
-
-def candidates(product: Product) -> Iterator[TileConfig]:
-    """Parameters that may be good: enough bytes in flight, enough programs, and not too many registers."""
-    return one_row(product) if product.rows == 1 else many_rows(product)
-
-
-def one_row(product: Product) -> Iterator[TileConfig]:
-    halves = 2 if product.op == "gate_up" else 1
-    persistent = (4, 8, 16) if product.op == "lm_head" else (1,)
-    for block, block_k, warps, unroll, per_core in itertools.product(
-        (1, 2, 4, 8, 16), (256, 512, 1024, 2048), (1, 2, 4, 8), (1, 4), persistent
-    ):
-        per_thread = halves * block * block_k // (32 * warps)
-        steps = -(-product.k // block_k)
-        # in registers: the LM head has running bests besides
-        fits = (32 if product.op == "lm_head" else 16) <= per_thread <= 64 and per_thread * unroll <= 128
-        useful = block_k < 2 * tuning.next_power(product.k) and (unroll == 1 or steps > unroll // 2)
-        if fits and useful and per_core * warps <= 48:
-            yield TileConfig(block, block_k, stages=unroll, warps=warps, per_core=per_core)
-
-
-def many_rows(product: Product) -> Iterator[TileConfig]:
-    halves = 2 if product.op == "gate_up" else 1
-    persistent = (1, 2) if product.op == "lm_head" else (1,)
-    for block, block_k, split_k, stages, warps, per_core in itertools.product(
-        (16, 32, 64, 128), (64, 128, 256, 512), (1, 2, 4, 8), (2, 3, 4, 6), (4, 8), persistent
-    ):
-        tile_rows = halves * block
-        shared = (tile_rows + product.rows) * block_k * 2 * (stages - 1)
-        programs = product.m // tile_rows * split_k
-        steps = -(-product.k // (block_k * split_k))
-        # a short reduction lies in the pipeline whole; a long one needs it deep
-        deep = shared >= 32 * 1024 and stages > 2 if product.k > 2048 else shared >= 16 * 1024 and stages <= 4
-        fits = deep and shared <= SHARED // per_core
-        enough = product.op == "lm_head" or 60 <= programs <= 600
-        whole = product.op not in ("gate_up", "lm_head") or split_k == 1
-        if fits and enough and whole and stages <= steps + 1 and (warps == 4 or tile_rows >= 128) and tile_rows <= 128:
-            yield TileConfig(block, block_k, split_k, stages, warps, per_core)
-
-
-def with_prefetch(product: Product, config: TileConfig) -> Iterator[TileConfig]:
-    """The same with weights asked for ahead of the wait."""
-    for columns in (256, 512, 1024, 2048, 4096):
-        if columns < 2 * product.k // config.split_k and columns * 32 >= 8 * 32 * config.warps:
-            yield replace(config, prefetch=columns)
 
 
 class Case:
@@ -116,7 +45,8 @@ class Case:
         bf16 = partial(torch.randn, dtype=torch.bfloat16, device=cuda)
         self.product, self.pdl = product, pdl
         self.cores = torch.cuda.get_device_properties(cuda).multi_processor_count
-        self.weights = [bf16(m, k) for _ in range(copies)]
+        self.weights = [product.random_weight() for _ in range(copies)]
+        self.row_scales = None if product.quantised is None else torch.ones(m, device=cuda)
         self.x, self.hidden, self.out = bf16(rows, k), bf16(rows, m), bf16(rows, m)
         self.norm, self.scale, self.half = bf16(m), bf16(k), bf16(rows, m // 2)
         self.squares = torch.rand(256 if rows == 1 else 64, rows, device=cuda)
@@ -133,25 +63,26 @@ class Case:
         op, rows, m = self.product.op, self.product.rows, self.product.m
         if op == "qkv":
             norm_linear(
-                self.x, self.scale, self.x, self.squares, weight, None, None, self.out, self.parts, self.tickets, 1e-5,
-                config, self.pdl,
+                self.x, self.scale, self.x, self.squares, weight, None, self.row_scales, self.out, self.parts,
+                self.tickets, 1e-5, config, self.pdl,
             )  # fmt: skip
         elif op == "gate_up":
             norm_gated(
-                self.x, self.scale, self.x, self.squares, weight, None, None, self.half, 1e-5, "silu", config, self.pdl
-            )
+                self.x, self.scale, self.x, self.squares, weight, None, self.row_scales, self.half, 1e-5, "silu",
+                config, self.pdl,
+            )  # fmt: skip
         elif op == "lm_head":
             programs = lm_head_programs(m, config, self.cores)
             scores = self.sums[: programs * rows].view(programs, rows)
             lm_head(
-                self.x, self.scale, self.x, self.squares, weight, None, self.ints, self.ints, self.ints[:1], self.seed,
-                self.temperature, scores, scores.view(torch.int32), None, num_tokens=m, eps=1e-5, softcap=None,
-                config=config, pdl=self.pdl,
+                self.x, self.scale, self.x, self.squares, weight, self.row_scales, self.ints, self.ints, self.ints[:1],
+                self.seed, self.temperature, scores, scores.view(torch.int32), None, num_tokens=m, eps=1e-5,
+                softcap=None, config=config, pdl=self.pdl,
             )  # fmt: skip
         else:
             tiles = -(-m // config.block)
             linear_residual(
-                self.x, weight, None, None, self.hidden, self.norm, self.out,
+                self.x, weight, None, self.row_scales, self.hidden, self.norm, self.out,
                 self.sums[: tiles * rows].view(tiles, rows), self.parts, self.tickets, config, self.pdl,
             )  # fmt: skip
 
@@ -210,7 +141,7 @@ class Tuner:
         valid = [pair for part in self.pool.map(compile_some, jobs, chunksize=1) for pair in part]
         results = {}
         for product in wanted:
-            case = Case(product, max(2, -(-L2_BYTES // (product.m * product.k * 2))), self.pdl)
+            case = Case(product, max(2, -(-L2_BYTES // product.nbytes)), self.pdl)
             times = [
                 (graph_ms(partial(case.chain, config)) / len(case.weights), config)
                 for p, config in valid
@@ -245,10 +176,10 @@ def tune(wanted: list[Product], tuner: Tuner, report: Callable[[str], None]) -> 
     best: dict[str, dict[str, int]] = {}
     for product in wanted:
         times = sorted(plain[product] + ahead[product], key=lambda pair: pair[0])
-        name = tuning.key(product.op, product.rows, product.m, product.k)
+        name = tuning.key(product.op, product.rows, product.m, product.k, product.quantised)
         best[name] = asdict(times[0][1])
         for milliseconds, config in [*times[:2], plain[product][0]]:
-            rate = product.m * product.k * 2 / milliseconds / 1e9
+            rate = product.nbytes / milliseconds / 1e9
             report(f"{name}: {milliseconds * 1000:.2f} us, {rate:.3f} TB/s, {config}")
     return best
 
@@ -257,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--shapes", nargs="+", default=["135m", "1b", "8b"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 32, 64])
+    parser.add_argument("--weights", nargs="+", choices=["bf16", *QUANTISED], default=["bf16"], help="of products")
     parser.add_argument("--only", nargs="+", choices=["products", "attention"], default=["products", "attention"])
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, default=tuning.CONFIGS)
@@ -267,7 +199,8 @@ def main() -> None:
     best = json.loads(path.read_text())["parameters"] if path.is_file() else {}
     tuner, report = Tuner(pdl, args.workers), partial(print, flush=True)
     if "products" in args.only:
-        best |= tune(list(dict.fromkeys(product for pair in pairs for product in products(*pair))), tuner, report)
+        named = [product for pair in pairs for weights in args.weights for product in products(*pair, weights)]
+        best |= tune(list(dict.fromkeys(named)), tuner, report)
     if "attention" in args.only:
         ranked = tune_attention(list(dict.fromkeys(attentions(*pair) for pair in pairs)), tuner, report)
         best |= {heads.key: asdict(configs[0]) for heads, configs in ranked.items()}

@@ -98,7 +98,7 @@ def gumbel_of_word_ref(word: Tensor) -> Tensor:
 
 
 def gumbel_ref(
-    seed: int,
+    seed: int | Tensor,
     positions: Tensor,
     num_tokens: int,
     purpose: int = GUMBEL,
@@ -108,13 +108,14 @@ def gumbel_ref(
 ) -> Tensor:
     """Gumbel noise of token ids first_token .. first_token + num_tokens - 1 at each position.
 
-    seed: any int, taken modulo 2^64. positions: `[R]` of an integer dtype, taken modulo 2^32.
-    Returns fp32 `[R, num_tokens]` on `device` (that of positions by default).
+    seed: any int, taken modulo 2^64, or int64 `[R]`, its bits for each row. positions: `[R]` of an integer dtype, taken
+    modulo 2^32. Returns fp32 `[R, num_tokens]` on `device` (that of positions by default).
     """
     if positions.dim() != 1 or positions.is_floating_point():
         raise ValueError(f"positions must be [R] integers, got {tuple(positions.shape)} {positions.dtype}")
     device = positions.device if device is None else torch.device(device)
     tokens = torch.arange(first_token, first_token + num_tokens, dtype=torch.int64, device=device)
+    seed = seed.to(device)[:, None] if isinstance(seed, Tensor) else seed
     counter = (positions.to(device, torch.int64)[:, None] & _MASK, tokens[None, :], purpose, round_index)
     return gumbel_of_word_ref(_philox_words(counter, (seed & _MASK, seed >> 32 & _MASK))[0])
 
@@ -125,21 +126,25 @@ def check_temperature(temperature: float) -> None:
         raise ValueError(f"temperature must be in [0, {MAX_TEMPERATURE:g}], got {temperature}")
 
 
-def gumbel_pick_ref(logits: Tensor, positions: Tensor, seed: int, temperature: float) -> Tensor:
+def gumbel_pick_ref(logits: Tensor, positions: Tensor, seed: int | Tensor, temperature: float | Tensor) -> Tensor:
     """One draw a row from softmax(logits / temperature): argmax of logits + temperature * noise, lowest id at ties.
 
-    logits: fp32 `[R, V]`. positions: `[R]` integers. temperature is rounded to fp32; 0 is the plain argmax.
-    Returns int32 `[R]`; -1 for a row that has a NaN or whose best score is not finite. Does not synchronise a GPU.
+    logits: fp32 `[R, V]`. positions: `[R]` integers. seed: as of gumbel_ref. temperature: rounded to fp32, or fp32
+    `[R]`; 0 is the plain argmax. Returns int32 `[R]`; -1 for a row that has a NaN or whose best score is not finite.
+    Does not synchronise a GPU.
     """
-    check_temperature(temperature)
+    if not isinstance(temperature, Tensor):
+        check_temperature(temperature)
     if logits.dim() != 2 or logits.dtype != torch.float32 or positions.shape != logits.shape[:1]:
         raise ValueError(
             "logits must be [R, V] float32 and positions [R], "
             f"got {tuple(logits.shape)} {logits.dtype} and {tuple(positions.shape)}"
         )
-    noise = gumbel_ref(seed, positions, logits.shape[1], device=logits.device)
-    # two roundings, product and sum: no fused multiply-add
-    scores = logits + noise * temperature
+    scores = logits
+    if isinstance(temperature, Tensor) or temperature > 0:
+        noise = gumbel_ref(seed, positions, logits.shape[1], device=logits.device)
+        # two roundings, product and sum: no fused multiply-add
+        scores = logits + noise * (temperature[:, None] if isinstance(temperature, Tensor) else temperature)
     best, picks = scores.max(dim=-1)
     return torch.where(best.isfinite(), picks, -1).int()
 
@@ -208,3 +213,34 @@ def gumbel_noise(seed_lo, seed_hi, position, token, purpose=0, round_index=0):
 def gumbel_score(logits, temperature, noise):
     """fp32 logits + temperature * noise in two roundings, as in gumbel_pick_ref."""
     return add_rn(logits, mul_rn(noise, temperature))
+
+
+@triton.jit
+def gumbel_pick_kernel(logits_ptr, stride, position_ptr, seed_ptr, temperature_ptr, pick_ptr, V, BLOCK: tl.constexpr):
+    """One row a program. In each lane the best score of its tokens so far and the first of them that has it."""
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    position, seed = tl.load(position_ptr + row), tl.load(seed_ptr + row)
+    temperature = tl.load(temperature_ptr + row)
+    best, best_token = tl.full([BLOCK], float("-inf"), tl.float32), tl.zeros([BLOCK], tl.int32)
+    wrong = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, V, BLOCK):
+        token = start + lane
+        logits = tl.load(logits_ptr + row * stride + token, mask=token < V, other=float("-inf"))
+        score = gumbel_score(logits, temperature, gumbel_noise(seed, seed >> 32, position, token))
+        wrong = wrong | (score != score).to(tl.int32)
+        better = score > best
+        best, best_token = tl.where(better, score, best), tl.where(better, token, best_token)
+    top = tl.max(best, 0)
+    pick = tl.min(tl.where(best == top, best_token, 2147483647), 0)
+    bad = (tl.max(wrong, 0) > 0) | (top == float("inf")) | (top == float("-inf"))
+    tl.store(pick_ptr + row, tl.where(bad, -1, pick))
+
+
+def gumbel_pick_triton(logits: Tensor, positions: Tensor, seeds: Tensor, temperatures: Tensor) -> Tensor:
+    """Launch the kernel: gumbel_pick_ref of rows with seeds, int64 `[R]`, and temperatures, fp32 `[R]`, of their own.
+    logits: unit stride over V."""
+    picks = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    gumbel_pick_kernel[(len(logits),)](
+        logits, logits.stride(0), positions, seeds, temperatures, picks, logits.shape[1], BLOCK=1024
+    )
+    return picks

@@ -9,13 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pad_engine.kernels.quantise import dequantise
+
 # Rows that oneDNN is told to expect when it chooses the packed layout. Layouts chosen for one row are slow at many.
 PACK_ROWS = 16
 
 
-def linear_ref(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The meaning, in float32. x: `[N, K]`, weight: `[M, K]`, bias: `[M]` or None; returns `[N, M]` fp32."""
+def linear_ref(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """The meaning, in float32. x: `[N, K]`, weight: `[M, K]`, bias: `[M]` or None, scale: fp32 `[M]`, of quantised
+    weights, or None; returns `[N, M]` fp32."""
     y = x.float() @ weight.float().t()
+    y = y if scale is None else y * scale
     return y if bias is None else y + bias.float()
 
 
@@ -31,19 +35,30 @@ def can_pack(weight: Tensor) -> bool:
 class Linear:
     """A weight matrix kept in the layout that its device reads fastest.
 
-    weight: `[out_features, in_features]` in fp32, bf16 or fp16; bias: `[out_features]` of the same type, or None.
+    weight: `[out_features, in_features]` in fp32, bf16 or fp16, or quantised, with scale: fp32 `[out_features]`
+    (quantise.py). bias: `[out_features]` of the model's type, or None.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.bias = bias
+        self.bias, self.scale = bias, scale
         self.packed = can_pack(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: `[N, in_features]` of the weight's type; returns `[N, out_features]`."""
+        """x: `[N, in_features]` of the model's type; returns `[N, out_features]` of it."""
         if self.packed:
             out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return out
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.plain(x.dtype), self.bias)
+
+    def plain(self, dtype: torch.dtype) -> Tensor:
+        """The weights `[out_features, in_features]` as they are multiplied with. dtype: the model's.
+
+        Quantised ones are written out anew each time. At a prompt's many rows that is little beside the product; at a
+        few it costs more than was saved, so on a GPU those rows are the fused kernels'. A CPU saves memory, not time.
+        """
+        if self.scale is not None:
+            return dequantise(self.weight, self.scale, dtype)
+        return self.weight.to_dense() if self.packed else self.weight

@@ -16,6 +16,7 @@ from pad_engine.kernels.row_tiles import (
     one_row_product,
     prefetch_rows,
     release_dependents,
+    row_scales,
     segments,
     wait_for_inputs,
     weight_tile,
@@ -111,6 +112,7 @@ def linear_residual_kernel(
         spread_rows = tl.minimum(tile * BLOCK + tl.arange(0, BLOCK * SEGMENTS) // SEGMENTS, M - 1)
         prefetch_rows(w_ptr, spread_rows, k_begin, k_end, K, BLOCK, PREFETCH, THREADS)
     # whatever is needed at the end is read at the start, beside the weights
+    scale = row_scales(scale_ptr, columns, ok)
     norm = 0.0
     if NORM:
         norm = tl.load(norm_ptr + columns, mask=ok, other=0.0)
@@ -132,8 +134,7 @@ def linear_residual_kernel(
     if SPLIT_K > 1:
         last, acc = add_parts(part_ptr, ticket_ptr, acc, columns, ok, M, ROWS, SPLIT_K)
     if last:
-        if scale_ptr is not None:
-            acc *= tl.load(scale_ptr + columns, mask=ok)[:, None]
+        acc *= scale[:, None]
         if bias_ptr is not None:
             acc += tl.load(bias_ptr + columns, mask=ok).to(tl.float32)[:, None]
         finish_rows(h + acc, columns, ok, h_ptr, norm, normed_ptr, squares_ptr, tap_ptr, tile, M, NORM, SQUARES, ROWS)

@@ -23,6 +23,7 @@ from pad_engine.kernels.row_tiles import (
     many_row_product,
     one_row_product,
     release_dependents,
+    row_scales,
     segments,
     weight_tile,
 )
@@ -30,14 +31,17 @@ from pad_engine.kernels.tuning import TileConfig
 
 
 class Judging(NamedTuple):
-    """What the LM head leaves for rules, of N rows. stats: parts of P programs. token, parent: int32 `[N]`, the forest;
-    token_logit: fp32 `[N]`, the logit of each node's token in its parent's row (a root's in its own). tap: or None."""
+    """What the LM head leaves beside the picks, of N rows. stats: parts of P programs, of the logits, or, where a draft
+    is to be ranked by them (`scored`), of the scores that are picked from. token, parent: int32 `[N]`, the forest, and
+    token_logit: fp32 `[N]`, the logit of each node's token in its parent's row (a root's in its own), or all None.
+    tap: or None."""
 
     stats: StatParts
-    token: Tensor
-    parent: Tensor
-    token_logit: Tensor
+    token: Tensor | None = None
+    parent: Tensor | None = None
+    token_logit: Tensor | None = None
     tap: TapProjection | None = None
+    scored: bool = False
 
 
 def lm_head_ref(
@@ -50,12 +54,10 @@ def lm_head_ref(
 
 
 @triton.jit
-def tile_logits(acc, token, ok, rms, scale_ptr, logits_ptr, V, SOFTCAP: tl.constexpr, ROWS: tl.constexpr):
+def tile_logits(acc, token, ok, rms, scale, logits_ptr, V, SOFTCAP: tl.constexpr, ROWS: tl.constexpr):
     """A tile of products `[BLOCK, ROWS]` as logits, written where somebody asks for them."""
     rows = tl.arange(0, ROWS)
-    logits = acc * rms[None, :]
-    if scale_ptr is not None:
-        logits *= tl.load(scale_ptr + token, mask=ok)[:, None]
+    logits = acc * rms[None, :] * scale[:, None]
     if SOFTCAP is not None:
         # tanh(x) = 2 sigmoid(2 x) - 1
         logits = SOFTCAP * (2.0 * tl.sigmoid(2.0 * logits / SOFTCAP) - 1.0)
@@ -68,7 +70,7 @@ def tile_logits(acc, token, ok, rms, scale_ptr, logits_ptr, V, SOFTCAP: tl.const
 
 @triton.jit
 def fold_best(logits, token, ok, best, best_id, seed, temperature, position):
-    """Keep the best score of every place, and its id."""
+    """Keep the best score of every place, and its id; returns the scores as well."""
     score = logits
     if tl.max(temperature) > 0.0:
         noise = gumbel_noise(
@@ -82,7 +84,7 @@ def fold_best(logits, token, ok, best, best_id, seed, temperature, position):
     # a row with a NaN has no pick, and says so by an infinite score
     score = tl.where(logits == logits, score, float("inf"))
     better = ok[:, None] & (score > best)
-    return tl.where(better, score, best), tl.where(better, token[:, None], best_id)
+    return tl.where(better, score, best), tl.where(better, token[:, None], best_id), score
 
 
 @triton.jit
@@ -151,6 +153,7 @@ def lm_head_kernel(
     V,
     K,
     eps,
+    SCORED: tl.constexpr,
     UNITS: tl.constexpr,
     TAP_SPLIT: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -179,6 +182,7 @@ def lm_head_kernel(
     token = program * BLOCK + index
     SEGMENTS: tl.constexpr = segments(BLOCK, THREADS)
     spread_rows = tl.minimum(program * BLOCK + tl.arange(0, BLOCK * SEGMENTS) // SEGMENTS, V - 1)
+    scale = row_scales(scale_ptr, token, token < V)
     acc, squares = normed_product(
         h_ptr, norm_ptr, normed_ptr, squares_ptr, w_ptr, token, token < V, spread_rows, 0, K, K,
         ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL,
@@ -186,30 +190,33 @@ def lm_head_kernel(
     rms = inverse_rms(squares, K, eps)
     if UNITS > 0:
         project_tap(tap_ptr, tap_weight_ptr, tap_part_ptr, program, programs, K, UNITS, TAP_SPLIT, ROWS)
-    logits = tile_logits(acc, token, token < V, rms, scale_ptr, logits_ptr, V, SOFTCAP, ROWS)
-    best, best_id = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
-    if STATS:
+    logits = tile_logits(acc, token, token < V, rms, scale, logits_ptr, V, SOFTCAP, ROWS)
+    best, best_id, score = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
+    if node_ptr is not None:
         nodes = tl.load(node_ptr + rows)
         token_logits(logits, token, program * BLOCK, BLOCK, ROWS, nodes, node_ptr, parent_ptr, token_logit_ptr)
+    if STATS:
         low, no_id = tl.full((BLOCK, ROWS), float("-inf"), tl.float32), tl.full((BLOCK, ROWS), 2147483647, tl.int32)
         zero = tl.zeros((BLOCK, ROWS), tl.float32)
         peak, total, weighted, a, a_id, b, b_id, c, c_id = fold_stats(
-            logits, token, token < V, low, zero, zero, low, no_id, low, no_id, low, no_id
+            score if SCORED else logits, token, token < V, low, zero, zero, low, no_id, low, no_id, low, no_id
         )
     for tile in range(program + programs, tl.cdiv(V, BLOCK), programs):
         token = tile * BLOCK + index
+        scale = row_scales(scale_ptr, token, token < V)
         if ROWS == 1:
             w = weight_tile(w_ptr, token, token < V, 0, K, K, BLOCK_K, EVEN_K)
             sums, _ = one_row_product(w, h_ptr, norm_ptr, w_ptr, token, token < V, 0, K, K, BLOCK_K, EVEN_K, STAGES)
             acc = sums[:, None]
         else:
             acc = many_row_product(normed_ptr, w_ptr, token, token < V, 0, K, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES)
-        logits = tile_logits(acc, token, token < V, rms, scale_ptr, logits_ptr, V, SOFTCAP, ROWS)
-        best, best_id = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
-        if STATS:
+        logits = tile_logits(acc, token, token < V, rms, scale, logits_ptr, V, SOFTCAP, ROWS)
+        best, best_id, score = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
+        if node_ptr is not None:
             token_logits(logits, token, tile * BLOCK, BLOCK, ROWS, nodes, node_ptr, parent_ptr, token_logit_ptr)
+        if STATS:
             peak, total, weighted, a, a_id, b, b_id, c, c_id = fold_stats(
-                logits, token, token < V, peak, total, weighted, a, a_id, b, b_id, c, c_id
+                score if SCORED else logits, token, token < V, peak, total, weighted, a, a_id, b, b_id, c, c_id
             )
     top, top_id, _ = best_place(best, best_id)
     tl.store(score_ptr + program * ROWS + rows, top)
@@ -250,7 +257,7 @@ def lm_head(
     of a row with a NaN the sums of the statistics alone say so.
     """
     n, k = h.shape
-    none = Judging(StatParts(None, None), None, None, None)  # type: ignore[arg-type]
+    none = Judging(StatParts(None, None))  # type: ignore[arg-type]
     j = judging or none
     tap = j.tap or TapProjection(None, None, None)  # type: ignore[arg-type]
     lm_head_kernel[(scores.shape[0],)](
@@ -276,6 +283,7 @@ def lm_head(
         tap_ptr=tap.rows,
         tap_weight_ptr=tap.weight,
         tap_part_ptr=tap.parts,
+        SCORED=j.scored,
         UNITS=0 if j.tap is None else j.tap.weight.shape[0],
         TAP_SPLIT=1 if j.tap is None else j.tap.parts.shape[0],
         V=num_tokens,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pad_engine.kernels.gated_act import ACTIVATIONS, activation
 from pad_engine.kernels.norm_linear import norm_arguments, norm_linear_ref, normed_product
-from pad_engine.kernels.row_tiles import OFF, inverse_rms, release_dependents, segments
+from pad_engine.kernels.row_tiles import OFF, inverse_rms, release_dependents, row_scales, segments
 from pad_engine.kernels.tuning import TileConfig
 
 
@@ -57,13 +57,12 @@ def norm_gated_kernel(
     SEGMENTS: tl.constexpr = segments(2 * BLOCK, THREADS)
     spread = tl.arange(0, 2 * BLOCK * SEGMENTS) // SEGMENTS
     spread_rows = tl.minimum(first + spread // 2, I - 1) + (spread % 2) * I
+    scale = row_scales(scale_ptr, weight_rows, ok)
     acc, squares = normed_product(
         h_ptr, norm_ptr, normed_ptr, squares_ptr, w_ptr, weight_rows, ok, spread_rows, 0, K, K,
         ROWS, 2 * BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL,
     )  # fmt: skip
-    y = acc * inverse_rms(squares, K, eps)[None, :]
-    if scale_ptr is not None:
-        y *= tl.load(scale_ptr + weight_rows, mask=ok)[:, None]
+    y = acc * inverse_rms(squares, K, eps)[None, :] * scale[:, None]
     if bias_ptr is not None:
         y += tl.load(bias_ptr + weight_rows, mask=ok).to(tl.float32)[:, None]
     gate, up = tl.split(tl.permute(tl.reshape(y, (BLOCK, 2, ROWS)), (0, 2, 1)))

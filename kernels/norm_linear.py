@@ -19,6 +19,7 @@ from pad_engine.kernels.row_tiles import (
     one_row_product,
     prefetch_rows,
     release_dependents,
+    row_scales,
     segments,
     square_parts,
     wait_for_inputs,
@@ -117,6 +118,7 @@ def norm_linear_kernel(
     share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
     k_begin = tl.program_id(1) * share
     k_end = tl.minimum(k_begin + share, K)
+    scale = row_scales(scale_ptr, columns, ok)
     acc, squares = normed_product(
         h_ptr, norm_ptr, normed_ptr, squares_ptr, w_ptr, columns, ok, spread_rows, k_begin, k_end, K,
         ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL,
@@ -125,9 +127,7 @@ def norm_linear_kernel(
         last, acc = add_parts(part_ptr, ticket_ptr, acc, columns, ok, M, ROWS, SPLIT_K)
         if not last:
             return
-    y = acc * inverse_rms(squares, K, eps)[None, :]
-    if scale_ptr is not None:
-        y *= tl.load(scale_ptr + columns, mask=ok)[:, None]
+    y = acc * inverse_rms(squares, K, eps)[None, :] * scale[:, None]
     if bias_ptr is not None:
         y += tl.load(bias_ptr + columns, mask=ok).to(tl.float32)[:, None]
     rows = tl.arange(0, ROWS)

@@ -14,6 +14,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 # Programmatic dependent launch: not at all; early, so that the next kernel may start when this one does, and the one
 # behind it too; or late, when this one has its input, so that one kernel waits at a time.
 OFF, EARLY, LATE = 0, 1, 2
+# Triton's interpreter knows no assembly, and takes a whole number's bits for those of a bf16
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -70,9 +72,56 @@ def segments(block, threads):
 def weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
     """`[BLOCK, BLOCK_K]` of a matrix `[., K]`. Weights are read once a pass, so they leave the cache first."""
     columns = k + tl.arange(0, BLOCK_K)
-    pointers = w_ptr + weight_rows.to(tl.int64)[:, None] * K + columns[None, :]
+    # eight neighbours a thread, also of one-byte weights: as x comes, which would else change hands at every step
+    pointers = tl.max_contiguous(w_ptr + weight_rows.to(tl.int64)[:, None] * K + columns[None, :], [1, 8])
     mask = row_ok[:, None] if EVEN_K else row_ok[:, None] & (columns < k_end)[None, :]
     return tl.load(pointers, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def row_scales(scale_ptr, weight_rows, row_ok):
+    """fp32 `[BLOCK]`: what the sums of quantised rows are multiplied with; one for others. Like the weights they depend
+    on nothing, and so are read beside them and not behind the sum."""
+    if scale_ptr is None:
+        return tl.full(weight_rows.shape, 1.0, tl.float32)
+    else:
+        return tl.load(scale_ptr + weight_rows, mask=row_ok, other=0.0)
+
+
+@triton.jit
+def exactly(w, kind: tl.constexpr):
+    """Weights in a wider type, which holds them exactly. Those of one byte go by instructions that run at the rate of
+    sums, or take two at once: a card's plain conversions do neither, and could not keep up with the memory."""
+    if w.dtype == tl.int8 and not INTERPRETED:
+        return whole_floats(w) if kind == tl.float32 else w.to(tl.bfloat16).to(kind)
+    elif w.dtype == tl.float8e4nv:
+        return w.to(tl.float16).to(tl.float32).to(kind)
+    else:
+        return w.to(kind)
+
+
+@triton.jit
+def whole_floats(w):
+    """int8 as fp32: each number plus 128 is put into the last byte of 2^23, and 2^23 + 128 is taken away."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 bytes, a, b, c, d;
+        xor.b32 bytes, $4, 0x80808080;
+        prmt.b32 a, bytes, 0x4B000000, 0x7540;
+        prmt.b32 b, bytes, 0x4B000000, 0x7541;
+        prmt.b32 c, bytes, 0x4B000000, 0x7542;
+        prmt.b32 d, bytes, 0x4B000000, 0x7543;
+        sub.f32 $0, a, 0f4B000080;
+        sub.f32 $1, b, 0f4B000080;
+        sub.f32 $2, c, 0f4B000080;
+        sub.f32 $3, d, 0f4B000080;
+        }""",
+        "=f,=f,=f,=f,r",
+        [w],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=4,
+    )
 
 
 @triton.jit
@@ -108,7 +157,7 @@ def one_row_product(
     squares = x * x
     if norm_ptr is not None:
         x *= row_tile(norm_ptr, k_begin + columns, k_end, EVEN_K).to(tl.float32)
-    sums = w.to(tl.float32) * x[None, :]
+    sums = exactly(w, tl.float32) * x[None, :]
     # an unrolled loop whose start lies behind its end would run: a split that has no share has none here either
     begin = k_begin + BLOCK_K
     for k in tl.range(begin, tl.maximum(begin, k_end), BLOCK_K, loop_unroll_factor=UNROLL):
@@ -117,7 +166,7 @@ def one_row_product(
         squares += x * x
         if norm_ptr is not None:
             x *= row_tile(norm_ptr, k + columns, k_end, EVEN_K).to(tl.float32)
-        sums += w.to(tl.float32) * x[None, :]
+        sums += exactly(w, tl.float32) * x[None, :]
     return tl.sum(sums, 1), tl.sum(squares, 0)
 
 
@@ -138,16 +187,17 @@ def many_row_product(
 ):
     """fp32 `[BLOCK, ROWS]`: weights `[BLOCK of ., k_begin:k_end]` times x `[ROWS, k_begin:k_end]` transposed.
 
-    x and weights have rows of K elements. EVEN_K: the range is a multiple of BLOCK_K.
+    x and weights have rows of K elements; quantised weights become x's type in registers. EVEN_K: the range is a
+    multiple of BLOCK_K.
     """
     columns = tl.arange(0, BLOCK_K)
-    precision: tl.constexpr = "ieee" if w_ptr.dtype.element_ty == tl.float32 else "tf32"
+    precision: tl.constexpr = "ieee" if x_ptr.dtype.element_ty == tl.float32 else "tf32"
     x_rows = x_ptr + tl.arange(0, ROWS)[:, None] * K
     acc = tl.zeros((BLOCK, ROWS), tl.float32)
     for k in tl.range(k_begin, k_end, BLOCK_K, num_stages=STAGES):
         w = weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K)
         x = row_tile(x_rows, (k + columns)[None, :], k_end, EVEN_K)
-        acc = tl.dot(w, tl.trans(x), acc, input_precision=precision)
+        acc = tl.dot(exactly(w, x.dtype), tl.trans(x), acc, input_precision=precision)
     return acc
 
 

@@ -39,8 +39,8 @@ def tree_attention_ref(
     """Softmax attention under an additive mask.
 
     q: `[N, H, D]`. k, v: `[H_kv, M, D]`, H a multiple of H_kv. mask: `[H / H_kv * N, M]` additive in q's type, rows
-    ordered by query head within the group and then by N; None lets every row see every key. softcap: scores become
-    `softcap * tanh(scores / softcap)` before the mask. Returns `[N, H * D]` in q's type.
+    ordered by query head within the group and then by N, or `[1, H_kv, ...]`; None lets every row see every key.
+    softcap: scores become `softcap * tanh(scores / softcap)` before the mask. Returns `[N, H * D]` in q's type.
     """
     n, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[0]

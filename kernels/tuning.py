@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from pad_engine.kernels.quantise import NAMES
+
 CONFIGS = Path(__file__).parent / "configs"
 
 
@@ -63,25 +65,28 @@ def card_name(device: torch.device) -> str:
 
 @cache
 def table(card: str) -> dict[str, dict[str, int]]:
-    """The measured parameters of a card, by `op/rows/MxK` and `attention/rows/HxH_kvxD`; empty for a card that nobody
-    has measured."""
+    """The measured parameters of a card, by `op/rows/MxK`, the same with `/int8` or `/fp8`, and
+    `attention/rows/HxH_kvxD`; empty for a card that nobody has measured."""
     path = CONFIGS / f"{card}.json"
     tuned: dict[str, dict[str, int]] = json.loads(path.read_text())["parameters"] if path.is_file() else {}
     return tuned
 
 
-def key(op: str, rows: int, m: int, k: int) -> str:
-    """The name of a launch in a table."""
-    return f"{op}/{rows}/{m}x{k}"
+def key(op: str, rows: int, m: int, k: int, quantised: torch.dtype | None = None) -> str:
+    """The name of a launch in a table. quantised: the type of weights of one byte (quantise.py), or None."""
+    name = f"{op}/{rows}/{m}x{k}"
+    return name if quantised is None else f"{name}/{NAMES[quantised]}"
 
 
-def tile_config(op: str, rows: int, m: int, k: int, device: torch.device) -> TileConfig:
-    """Parameters of a product of `rows` rows with weights `[m, k]`. op: qkv, out, gate_up, down or lm_head. On a CPU
-    the kernels are interpreted, which costs by the program."""
+def tile_config(
+    op: str, rows: int, m: int, k: int, device: torch.device, quantised: torch.dtype | None = None
+) -> TileConfig:
+    """Parameters of a product of `rows` rows with weights `[m, k]`. op: qkv, out, gate_up, down or lm_head. quantised:
+    as in key. On a CPU the kernels are interpreted, which costs by the program."""
     if device.type == "cpu":
         return TileConfig(block=64, block_k=64, split_k=2 if rows > 1 and op in ("qkv", "out", "down") else 1)
-    tuned = table(card_name(device)).get(key(op, rows, m, k))
-    return TileConfig(**tuned) if tuned else default_config(op, rows, m, k)
+    tuned = table(card_name(device)).get(key(op, rows, m, k, quantised))
+    return TileConfig(**tuned) if tuned else default_config(op, rows, m, k, quantised is not None)
 
 
 def attention_key(rows: int, heads: int, kv_heads: int, head_dim: int) -> str:
@@ -108,15 +113,19 @@ def release_mode(rows: int, hidden_size: int, device: torch.device) -> int:
     return table(card_name(device)).get(f"pass/{rows}/{hidden_size}", {}).get("release", 1)
 
 
-def default_config(op: str, rows: int, m: int, k: int) -> TileConfig:
+def default_config(op: str, rows: int, m: int, k: int, quantised: bool = False) -> TileConfig:
     """Right for every shape, and near the best for those that were tried. At one row a program takes few columns and
-    wide steps; at more, tiles that the tensor core takes, and the reduction is split where columns are few."""
+    wide steps; at more, tiles that the tensor core takes, and the reduction is split where columns are few.
+    Quantised weights take steps of twice the width, so that as many bytes are on their way, unless 64 rows take the
+    room."""
+    wide = 2 if quantised and rows < 64 else 1
     if rows == 1:
-        width = next_power(min(k, 1024))
+        width = next_power(min(k, 1024 * wide))
         if op == "lm_head":
-            return TileConfig(block=8, block_k=width, warps=4, per_core=8)
+            # in registers lie running bests besides
+            return TileConfig(block=8 // wide, block_k=width, warps=4, per_core=8)
         return TileConfig(block=2 if op == "gate_up" else 4, block_k=width, warps=4)
-    block_k = 64 if k % 128 else 128
+    block_k = next(step for step in (128 * wide, 128, 64) if step == 64 or k % step == 0)
     if op == "lm_head":
         return TileConfig(block=64, block_k=block_k, stages=3, warps=4, per_core=2)
     if op == "gate_up":

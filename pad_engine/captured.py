@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pad_engine.controller import Controller
+from pad_engine.controller import Controller, RoundPlan
 from pad_engine.device_round import MAX_END_IDS
 from pad_engine.drafters.drafter import CapturedDrafter, Drafter
 from pad_engine.errors import NonFiniteError
@@ -27,12 +27,14 @@ from pad_engine.tree import DraftTree
 @dataclass(frozen=True)
 class Played:
     """One round: what it committed, the raw logits fp32 `[N, V]` of its tree where they were kept, and what it cost.
-    A draft on the device is part of its round. typical: False where a graph was made meanwhile."""
+    A draft on the device is part of its round. budget: what was planned for it. typical: False where a graph was made
+    meanwhile."""
 
     commit: Commit
     logits: Tensor | None
     draft_ms: float
     verify_ms: float
+    budget: int
     typical: bool = True
 
 
@@ -80,7 +82,7 @@ def play(
         index = rounds.queue_plain() if len(tree) == 1 else rounds.queue_tree([tree])
         rounds.wait(index)
         commit = read_commit(rounds, cache, state, index, tree)
-        yield Played(commit, None, draft_ms, clock.lap())
+        yield Played(commit, None, draft_ms, clock.lap(), state.plan.budget)
 
 
 def run_ahead(
@@ -96,12 +98,15 @@ def run_ahead(
     queued before the one before it is read."""
     clock, root, ended = Stopwatch(), state.root, False
     unread: deque[int] = deque()
+    plans: dict[int, tuple[RoundPlan, int]] = {}  # of rounds at work, with the depth that was drafted
     atypical: set[int] = set()
 
     def queue() -> None:
         graphs = rounds.num_graphs
         plan = controller.decide(drafter.evidence(state), state.remaining - len(unread), pinned)
-        unread.append(drafter.queue(rounds, plan))
+        index, depth = drafter.queue(rounds, plan)
+        unread.append(index)
+        plans[index] = plan, depth
         if rounds.num_graphs > graphs:
             atypical.update(unread)
 
@@ -113,9 +118,10 @@ def run_ahead(
                 queue()
             rounds.wait(unread[0])
             index = unread.popleft()
-            commit = read_commit(rounds, cache, state, index, None)
+            plan, depth = plans.pop(index)
+            commit = read_commit(rounds, cache, state, index, depth)
             root, ended = commit.tokens[-1], state.finish_reason is not None
-            yield Played(commit, None, 0.0, clock.lap(), index not in atypical)
+            yield Played(commit, None, 0.0, clock.lap(), plan.budget, index not in atypical)
     finally:
         # where the answer ended on the host, what rounds queued behind it wrote is accounted for, so that the next
         # request can tell what is left of the cache
@@ -126,14 +132,13 @@ def run_ahead(
             root = tokens[-1] if tokens else root
 
 
-def read_commit(rounds: Rounds, cache: KVCache, state: State, index: int, tree: DraftTree | None) -> Commit:
-    """What a round that has reported committed, entered into the host's state. tree: None for one that the device made,
-    of which only the rows that were kept are known."""
+def read_commit(rounds: Rounds, cache: KVCache, state: State, index: int, drafted: DraftTree | int) -> Commit:
+    """What a round that has reported committed, entered into the host's state. drafted: its tree, or the depth of one
+    that the device made."""
     tokens, accepted, status, rows = rounds.reports.read(index, state.seq)
     if status == NOT_FINITE:
         raise NonFiniteError(f"the target's logits after position {len(state.ids) - 1} are not finite")
-    if tree is None:
-        tree = DraftTree.chain([state.root, *tokens[:accepted], *[state.root] * (rows - 1 - accepted)])
+    tree = drafted if isinstance(drafted, DraftTree) else stand_in(state.root, tokens[:accepted], rows, drafted)
     cache.advance(state.seq, [state.root, *tokens[:-1]])
     path = path_of(tree, tokens[:accepted])
     overridden: tuple[Overridden, ...] = ()
@@ -145,6 +150,14 @@ def read_commit(rounds: Rounds, cache: KVCache, state: State, index: int, tree: 
         "host and device disagree"
     )
     return commit
+
+
+def stand_in(root: int, accepted: list[int], rows: int, depth: int) -> DraftTree:
+    """For a tree that the device made, of which only the rows that were kept are known: so many rows, as deep as was
+    drafted, and the others beside them. What is not known is the root's token."""
+    tokens = [root, *accepted, *[root] * (rows - 1 - len(accepted))]
+    deep = max(len(accepted), min(depth, rows - 1))
+    return DraftTree(tokens, [*range(-1, deep), *[0] * (rows - 1 - deep)])
 
 
 def path_of(tree: DraftTree, tokens: list[int]) -> list[int]:

@@ -6,7 +6,7 @@ are plain: FLOOR says how slow a request can get at worst.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -26,6 +26,8 @@ PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.6, 1.0
 # Until a row count was measured, each row is taken to cost this share of a plain step.
 ROW_SHARE = 0.03
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+# Where the draft is part of a captured round, each budget is a graph of its own, made at its first use.
+CAPTURED_BUDGETS = (1, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -109,14 +111,23 @@ class Controller:
     """Decides each round's budget. fixed: always draft `max_budget` nodes (benchmarks, tests of equality).
 
     max_budget: nodes of a tree at most, root included. max_depth: drafted tokens in a row at most. branching: trees
-    have branches, so what is accepted depends on their size as well as on their depth, and is counted by size.
+    have branches, so what is accepted depends on their size as well as on their depth, and is counted by size. budgets:
+    to choose from, beside the largest.
     """
 
-    def __init__(self, max_budget: int, max_depth: int, *, branching: bool = False, fixed: bool = False) -> None:
+    def __init__(
+        self,
+        max_budget: int,
+        max_depth: int,
+        *,
+        branching: bool = False,
+        fixed: bool = False,
+        budgets: Sequence[int] = BUDGETS,
+    ) -> None:
         self.branching = branching
         self.max_budget, self.max_depth, self.fixed = max_budget, max_depth, fixed
         self.verify_cost, self.draft_cost = CostTable(), DraftCost()
-        self.budgets = sorted({budget for budget in BUDGETS if 1 < budget < max_budget} | {max_budget})
+        self.budgets = sorted({budget for budget in budgets if 1 < budget < max_budget} | {max_budget})
         self.begin()
 
     def begin(self) -> None:
@@ -124,7 +135,6 @@ class Controller:
         self.acceptance = Acceptance()
         self.lost = 0.0  # milliseconds spent beyond what plain decoding would have needed
         self.allowed = 0.0
-        self.planned = 1  # the budget of the round at work
 
     def decide(self, evidence: int, remaining: int, pinned: bool = False) -> RoundPlan:
         """The next round's size. evidence: the drafter's class of its draft, negative when it has none. remaining: how
@@ -147,17 +157,24 @@ class Controller:
             # a round that is rejected whole must not pass the bound either
             if rate > best_rate and self.lost + (cost - 1) * plain <= self.allowed + ALLOWANCE * plain:
                 best, best_rate = RoundPlan(budget, drafted), rate
-        self.planned = best.budget
         return best
 
     def observe(
-        self, tree: DraftTree, accepted: int, emitted: int, draft_ms: float, verify_ms: float, typical: bool = True
+        self,
+        tree: DraftTree,
+        accepted: int,
+        emitted: int,
+        draft_ms: float,
+        verify_ms: float,
+        budget: int,
+        typical: bool = True,
     ) -> None:
-        """A finished round: its tree, how many tokens were accepted and emitted, and what its parts cost. typical:
-        False where something was made during the round that later ones will find."""
+        """A finished round: its tree, how many tokens were accepted and emitted, what its parts cost, and the budget
+        that it was planned with. typical: False where something was made during the round that later ones will
+        find."""
         nodes, depth = len(tree), max(tree.depth)
         if depth:
-            self.acceptance.add((tree.evidence, self.branching * self.planned), depth, accepted)
+            self.acceptance.add((tree.evidence, self.branching * budget), depth, accepted)
         self.acceptance.decay()
         if not typical:
             return

@@ -23,10 +23,12 @@ from pad_engine.accept import accept
 from pad_engine.captured import Played, draft, play, serves
 from pad_engine.config import SamplingParams
 from pad_engine.controller import Controller
+from pad_engine.costs import CostFile
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.errors import NonFiniteError, RequestError
 from pad_engine.graphs import Rounds
 from pad_engine.kv_cache import PREFILL_SCRATCH, KVCache, prefill_chunk
+from pad_engine.kv_forest import commit_forest
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.fused import unsupported, unsupported_strict
 from pad_engine.output import Delta, Output, Stats, Stopwatch, TokenLogprobs, collect, token_logprobs
@@ -64,17 +66,18 @@ def decode_round(
     NonFiniteError when a sequence's own path leads over a row of logits that is not finite.
     """
     record = verify(target, cache, states, trees, num_tokens, taps, rounds)
-    commits = []
+    commits, rows = [], []
     for state, tree, kept in zip(states, trees, accept(record, rule, states, trees), strict=True):
         if kept.end_token < 0:
             position = len(state.ids) + len(kept.path) - 2
-            raise NonFiniteError(f"the target's logits after position {position} are not finite")
+            raise NonFiniteError(f"the target's logits after position {position} are not finite", seq=state.seq)
         commit = state.commit(tree, kept.path, kept.end_token, kept.overridden)
         if rounds is not None and rounds.strict and not taps:
             cache.advance(state.seq, [tree.tokens[node] for node in commit.path])  # the rows are in their places
         else:
-            cache.commit(state.seq, commit.path)
+            rows.append((state.seq, commit.path))
         commits.append(commit)
+    commit_forest(cache, rows)
     return commits, record
 
 
@@ -86,7 +89,7 @@ class Engine:
     drafted. max_length: tokens of prompt and answer together, at most. eos_token_ids: any of them ends an answer.
     fused: rounds run on the fused kernels and, on a GPU, as captured graphs; by default where there is one. strict: an
     answer in half precision is that of every strict engine of the same budget, whatever was drafted; chains only. Each
-    round then costs what the largest does.
+    round then costs what the largest does. costs: where the controller's measurements are kept between processes.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         fused: bool | None = None,
         strict: bool = False,
+        costs: CostFile | None = None,
     ) -> None:
         self.target, self.tokenizer, self.drafter, self.controller = target, tokenizer, drafter, controller
         self.max_length, self.num_tokens = max_length, num_tokens
@@ -109,6 +113,9 @@ class Engine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache = target.new_cache(capacity=max_length, scratch=max(PREFILL_SCRATCH, controller.max_budget))
         self.rounds = self._fused_rounds(strict) if fused or (fused is None and target.device.type == "cuda") else None
+        self.costs = costs
+        if costs is not None:
+            costs.load(controller)
         self.lock = threading.Lock()
         self.serving: int | None = None  # the thread whose request is running
         self.cancelled = threading.Event()
@@ -225,6 +232,8 @@ class Engine:
                 yield
             finally:
                 self.cache.discard(SEQ)
+                if self.costs is not None:
+                    self.costs.save(self.controller)
                 self.owner, self.serving = prefix, None
                 self.cancelled.clear()
 
@@ -275,7 +284,7 @@ class Engine:
             piece, count = text.push(commit.tokens)
             if count is not None:
                 commit = state.cut(commit, count)
-            costs = round.draft_ms, round.verify_ms, round.typical
+            costs = round.draft_ms, round.verify_ms, round.budget, round.typical
             controller.observe(commit.tree, commit.accepted, len(commit.tokens), *costs)
             drafter.observe(commit)
             if on_round is not None:
@@ -297,4 +306,4 @@ class Engine:
             commits, record = decode_round(
                 self.target, self.cache, rule, [state], [tree], self.num_tokens, taps, self.rounds
             )
-            yield Played(commits[0], record.logits, draft_ms, clock.lap())
+            yield Played(commits[0], record.logits, draft_ms, clock.lap(), state.plan.budget)

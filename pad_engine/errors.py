@@ -14,7 +14,11 @@ class ModelError(PadError):
 
 
 class NonFiniteError(PadError):
-    """The model's logits hold a NaN or an infinity where a token must be picked."""
+    """The model's logits hold a NaN or an infinity where a token must be picked. seq: of the sequence, among many."""
+
+    def __init__(self, message: str, hint: str = "", seq: int = 0) -> None:
+        super().__init__(message, hint)
+        self.seq = seq
 
 
 class RequestError(PadError, ValueError):

@@ -204,7 +204,9 @@ class Rounds:
             return
         # a root alone has nothing to relax
         judge = None if kind == PLAIN else self.judge
-        self.fused.launch(rows, token, forest, requests.state, self.fused.to_prefix(rows), judge=judge)
+        judging, tap_layer = (None, None) if judge is None else (judge.judging(rows, forest), judge.tap_layer)
+        to_prefix = self.fused.to_prefix(rows)
+        self.fused.launch(rows, token, forest, requests.state, to_prefix, judging=judging, tap_layer=tap_layer)
         scores, ids = self.fused.partials(rows)
         relaxation = None
         if judge is not None:

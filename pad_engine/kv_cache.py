@@ -102,14 +102,15 @@ class KVCache:
         self.capacity, self.scratch, self.group_size = capacity, scratch, group_size
         self.dtype, self.device = dtype, device
         self.buffers: dict[int | None, Tensor] = {}
-        self.layers: list[tuple[int | None, int]] = []  # each layer's window and its index in that buffer
-        for window in windows:
-            self.layers.append((window, sum(w == window for w, _ in self.layers)))
+        # each layer's window and its index in that buffer
+        self.layers = [(window, windows[:layer].count(window)) for layer, window in enumerate(windows)]
         for window in dict.fromkeys(windows):
             slots = scratch + (capacity if window is None else min(window, capacity))
+            # sequences read together are read equally far, and what a mask hides must be finite
+            make = torch.empty if num_seqs == 1 else torch.zeros
             shape = (windows.count(window), 2, num_seqs, num_kv_heads, slots, head_dim)
             try:
-                self.buffers[window] = torch.empty(shape, dtype=dtype, device=device)
+                self.buffers[window] = make(shape, dtype=dtype, device=device)
             except RuntimeError as error:  # torch.OutOfMemoryError on a GPU is one
                 raise ModelError(
                     f"no memory on {device} for the keys and values of {num_seqs} x {capacity} tokens: {error}",
@@ -138,14 +139,16 @@ class KVCache:
         A ring that has wrapped has lost the keys before its window, so such a sequence can only be kept whole.
         """
         self.discard(seq)
+        common = self.lengths[seq] = self.common_prefix(seq, ids)
+        del self.tokens[seq][common:]
+        return common
+
+    def common_prefix(self, seq: int, ids: Sequence[int]) -> int:
+        """The same without forgetting anything."""
         held = self.tokens[seq]
         common = next((i for i, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b), min(len(held), len(ids)))
         wrapped = any(window is not None and len(held) > window for window in self.buffers)
-        if wrapped and common < len(held):
-            common = 0
-        self.lengths[seq] = common
-        del held[common:]
-        return common
+        return 0 if wrapped and common < len(held) else common
 
     def in_order(self, window: int | None, seq: int, rows: int) -> bool:
         """Whether that many rows behind the prefix neither wrap in a ring nor leave the reach of one another."""
@@ -166,28 +169,25 @@ class KVCache:
 
         ValueError when rows do not fit the scratch, or direct ones the prefix; the cache is then as it was.
         """
-        tokens: list[int] = []
-        positions: list[int] = []
-        prompts: list[int] = []
+        columns, start = self.columns(groups), 0
         spans: list[Span] = []
         for group in groups:
-            self.check_room(group)
-        for group in groups:
-            n, length = len(group.tokens), self.lengths[group.seq]
+            rows = slice(start, start := start + len(group.tokens))
             views = {window: self.view(group, window) for window in self.buffers}
-            drafted = group.mask is not None and n > 1
-            spans.append(Span(group.seq, slice(len(tokens), len(tokens) + n), drafted, views))
+            spans.append(Span(group.seq, rows, group.mask is not None and len(group.tokens) > 1, views))
             if not group.direct:
                 self.claim(group)
-            tokens += group.tokens
-            positions += [length + depth for depth in group.depth]
-            prompts += [self.prompt_lengths[group.seq]] * n
-        return Placement(
-            torch.tensor(tokens, device=self.device),
-            torch.tensor(positions, device=self.device),
-            torch.tensor(prompts),
-            spans,
-        )
+        return Placement(*columns, spans)
+
+    def columns(self, groups: Sequence[RowGroup]) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, positions and prompt lengths of the groups' rows. ValueError as of place."""
+        for group in groups:
+            self.check_room(group)
+        tokens = [token for group in groups for token in group.tokens]
+        positions = [self.lengths[group.seq] + depth for group in groups for depth in group.depth]
+        prompts = [self.prompt_lengths[group.seq] for group in groups for _ in group.tokens]
+        first, second = (torch.tensor(column, device=self.device) for column in (tokens, positions))
+        return first, second, torch.tensor(prompts)
 
     def check_room(self, group: RowGroup) -> None:
         """ValueError unless the group's rows fit where they go."""
@@ -273,13 +273,16 @@ class KVCache:
 
     def move(self, window: int | None, seq: int, rows: Sequence[int]) -> None:
         """Copy scratch rows, in this order, behind the prefix in the layers of one window size."""
+        kv_commit_ref(self.buffers[window][:, :, seq], *self.slots_of(window, seq, rows))
+
+    def slots_of(self, window: int | None, seq: int, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The slots of those rows, and the slots that they move to."""
         ring = self.capacity if window is None else min(window, self.capacity)
         # a ring keeps the last of many rows only
         moved = list(rows)[-ring:]
         first = self.lengths[seq] + len(rows) - len(moved)
         source = [self.scratch - 1 - row for row in moved]
-        target = [self.scratch + (first + i) % ring for i in range(len(moved))]
-        kv_commit_ref(self.buffers[window][:, :, seq], source, target)
+        return source, [self.scratch + (first + i) % ring for i in range(len(moved))]
 
     def advance(self, seq: int, tokens: Sequence[int]) -> None:
         """Count rows, whose keys and values lie behind the prefix already, as part of it, and empty the scratch.

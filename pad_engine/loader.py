@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from pad_engine.config import parse_spec, refuse_rest, take_int
-from pad_engine.controller import Controller
+from pad_engine.controller import BUDGETS, CAPTURED_BUDGETS, Controller
+from pad_engine.costs import CostFile
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.drafters.draft_model_device import DeviceDraftModel, unsupported_on_device
 from pad_engine.drafters.drafter import Drafter
@@ -18,17 +19,20 @@ from pad_engine.drafters.ngram_device import DeviceNGram
 from pad_engine.drafters.none import NoDrafter
 from pad_engine.engine import Engine
 from pad_engine.errors import ModelError, RequestError
+from pad_engine.kernels.quantise import NAMES
 from pad_engine.kv_cache import prefill_chunk
 from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.loader import LoadedModel, load_decoder, load_model, load_tokenizer, memory_need
 from pad_engine.models.memory import Estimate, check
+from pad_engine.models.quantise import AS_STORED, pick_weights
 from pad_engine.models.sources import resolve
 from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.rules.select import RelaxedRule
 from pad_engine.trees.builder import make_builder
 
-MODEL_OPTIONS = ("device", "dtype", "max_length", "adapters", "accept_terms", "verbose")
+MAX_VOCAB = 2**31 - 1
+MODEL_OPTIONS = ("device", "dtype", "weights", "max_length", "adapters", "accept_terms", "verbose")
 
 
 def load_engine(model: str | Path, **options: Any) -> Engine:
@@ -42,6 +46,7 @@ def make_engine(
     *,
     drafter: str | Drafter | None = None,
     draft_model: str | Path | None = None,
+    draft_weights: str = AS_STORED,
     trees: str = "chain",
     rule: str | AcceptanceRule | RelaxedRule = "auto",
     budget: int = 16,
@@ -53,35 +58,50 @@ def make_engine(
     """Put a drafter, a rule and a controller around a loaded model. Several engines may share one.
 
     drafter: "none", "ngram[:min=2,depth=15]", "ngram-device" with the same options (the search is part of the captured
-    round), "draft-model[:depth=8]", or an object; by default draft-model when a draft_model is given, else ngram.
+    round), "draft-model[:depth=8,vocab=N]" (vocab: ids below N are proposed alone), or an object; by default
+    draft-model when a draft_model is given, else ngram.
     draft_model: a model like the target, or "self:drop=3,4" / "self:layers=0,1" for the target with layers left out.
+    draft_weights: of a draft model of its own, as weights of load_model; the target's have no part in it.
     trees: "chain" or "best-first". budget: nodes of a tree at most, root included. fixed_budget: always draft the whole
     budget instead of what pays. fused, strict: see Engine.
     """
     if not 1 <= budget <= 64:
         raise RequestError(f"budget must be in [1, 64], got {budget}")
-    depth = budget - 1
+    depth, device = budget - 1, loaded.decoder.device
+    costs: CostFile | None = None
+    quantised = pick_draft_weights(draft_weights, draft_model, loaded.decoder.quantised, device)
     if isinstance(drafter, str) or drafter is None:
         spec = drafter_spec(drafter, draft_model)
         name, _ = check_drafter(spec, trees, budget)
         if draft_model is not None and name != "draft-model":
             raise RequestError(f"draft_model is given, but drafter {name} uses none", 'choose drafter "draft-model"')
-        draft = load_draft(draft_model, loaded, accept_terms) if name == "draft-model" else None
-        device = loaded.decoder.device
-        on_device = trees == "chain" and (fused or (fused is None and device.type == "cuda"))
+        draft = load_draft(draft_model, loaded, accept_terms, quantised) if name == "draft-model" else None
+        on_device = fused or (fused is None and device.type == "cuda")
         drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft, device, on_device)
+        if device.type == "cuda":
+            parts = [loaded.decoder, *([draft[0]] if draft else [])]
+            costs = CostFile(device, [spec, trees, str(budget), str(fused), str(strict), *map(signature, parts)])
+    budgets = CAPTURED_BUDGETS if drafter.captured else BUDGETS
+    controller = Controller(budget, depth, branching=trees != "chain", fixed=fixed_budget, budgets=budgets)
     return Engine(
         loaded.decoder,
         loaded.tokenizer,
         drafter,
-        Controller(budget, depth, branching=trees != "chain", fixed=fixed_budget),
+        controller,
         rule=rule,
         max_length=loaded.decoder.max_length,
         num_tokens=loaded.num_tokens,
         eos_token_ids=loaded.eos_token_ids,
         fused=fused,
         strict=strict,
+        costs=costs,
     )
+
+
+def signature(decoder: Decoder) -> str:
+    """What a decoder's costs depend on."""
+    layers = [layer.index for layer in decoder.layers]
+    return f"{decoder.config} {layers} {decoder.dtype} {decoder.quantised} {decoder.max_length}"
 
 
 def drafter_spec(drafter: str | None, draft_model: str | Path | None) -> str:
@@ -89,8 +109,29 @@ def drafter_spec(drafter: str | None, draft_model: str | Path | None) -> str:
     return drafter or ("draft-model" if draft_model else "ngram")
 
 
-def load_draft(draft_model: str | Path | None, target: LoadedModel, accept_terms: bool) -> tuple[Decoder, int]:
-    """The draft model, and the number of ids that mean the same to both models."""
+def pick_draft_weights(
+    weights: str, draft_model: str | Path | None, target: torch.dtype | None, device: torch.device
+) -> torch.dtype | None:
+    """pick_weights for the draft model. target: what the target's are quantised to, or None."""
+    quantised = pick_weights(weights, device)
+    if weights == AS_STORED:
+        return None
+    if draft_model is None:
+        raise RequestError(f"draft_weights {weights} is given, but no draft_model")
+    if str(draft_model).startswith("self:") and quantised != target:
+        own = AS_STORED if target is None else NAMES[target]
+        raise RequestError(
+            f"draft_weights {weights}: draft_model {draft_model} shares the target's weights, which are {own}",
+            "leave draft_weights out, or choose the same weights for the target",
+        )
+    return quantised
+
+
+def load_draft(
+    draft_model: str | Path | None, target: LoadedModel, accept_terms: bool, quantised: torch.dtype | None = None
+) -> tuple[Decoder, int]:
+    """The draft model, and the number of ids that mean the same to both models. quantised: as in Decoder, of one that
+    shares no weights."""
     if draft_model is None:
         raise RequestError("drafter draft-model needs a draft_model", 'a model, or "self:drop=3,4"')
     decoder = target.decoder
@@ -104,7 +145,8 @@ def load_draft(draft_model: str | Path | None, target: LoadedModel, accept_terms
     config = ModelConfig.from_folder(folder)
     shared = shared_tokens(target.vocabulary, load_tokenizer(folder).get_vocab())
     length = min(decoder.max_length, config.max_position_embeddings)
-    return load_decoder(folder, config, length, decoder.device, decoder.dtype), min(shared, config.vocab_size)
+    draft = load_decoder(folder, config, length, decoder.device, decoder.dtype, quantised=quantised)
+    return draft, min(shared, config.vocab_size)
 
 
 def self_layers(spec: str, num_layers: int) -> list[int]:
@@ -159,12 +201,14 @@ def make_drafter(
         return DeviceNGram(device, options["depth"], options["min"]), options["depth"]
     assert draft is not None, "draft-model is made with a draft model"
     decoder, shared = draft
-    shared = min(num_tokens, shared)
+    # ids rank by how often a tokenizer's training merged them, so the first ones are most of a text (FR-Spec, Zhao et
+    # al. 2025, arXiv 2502.14856, takes the most frequent): a draft's LM head that stops there reads that much less
+    shared = min(num_tokens, shared, options["vocab"] or shared)
     depth, capacity = options["depth"], decoder.max_length
     common: dict[str, Any] = dict(
         builder=builder, num_tokens=shared, capacity=capacity, budget=budget, chunk=prefill_chunk(decoder.device)
     )
-    if on_device and unsupported_on_device(decoder, capacity) is None:
+    if on_device and unsupported_on_device(decoder, capacity, depth, builder.branches) is None:
         return DeviceDraftModel(decoder, depth=depth, **common), depth
     return DraftModel(decoder, **common), depth
 
@@ -179,6 +223,7 @@ def check_drafter(spec: str, trees: str, budget: int) -> tuple[str, dict[str, in
         options["depth"] = take_int(values, "depth", max(budget - 1, 1), f"drafter {name}")
     elif name == "draft-model":
         options["depth"] = take_int(values, "depth", 8, "drafter draft-model")
+        options["vocab"] = take_int(values, "vocab", 0, "drafter draft-model", low=0, high=MAX_VOCAB)
     elif name != "none":
         raise RequestError(f"drafter must be none, ngram, ngram-device or draft-model, got {name!r}")
     refuse_rest(values, f"drafter {name}", ", ".join(options) or "none")

@@ -70,6 +70,8 @@ class DraftTree:
 
     def mask(self) -> Tensor:
         """`[N, N]` bool: entry (i, j) says that j is i or an ancestor of i."""
+        if self.parents == list(range(-1, len(self) - 1)):
+            return torch.ones(len(self), len(self), dtype=torch.bool).tril_()  # a chain
         mask = torch.eye(len(self), dtype=torch.bool)
         for node, parent in enumerate(self.parents):
             if parent >= 0:
@@ -138,8 +140,11 @@ def column(values: Sequence[int]) -> Tensor:
 
 def mask_bits(parents: Sequence[int]) -> Tensor:
     """int64 `[N, W]` words of ancestors-or-self, 64 nodes a word, lowest bit first; parents before children."""
-    words = (len(parents) + 63) // 64
-    rows = [[to_int64(bits >> 64 * word & 2**64 - 1) for word in range(words)] for bits in ancestors(parents)]
+    rows = [[0] * ((len(parents) + 63) // 64) for _ in parents]
+    for node, bits in enumerate(ancestors(parents)):
+        # the words between its root's and its own are the only ones that are not 0
+        for word in range(((bits & -bits).bit_length() - 1) // 64, node // 64 + 1):
+            rows[node][word] = to_int64(bits >> 64 * word & 2**64 - 1)
     return torch.tensor(rows, dtype=torch.int64)
 
 

@@ -4,18 +4,19 @@ Next to read: rules/greedy.py for what is accepted, accept.py for the path, mode
 """
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from pad_engine.graphs import Rounds
-from pad_engine.kv_cache import KVCache, RowGroup
+from pad_engine.kv_cache import KVCache, Placement, RowGroup
+from pad_engine.kv_forest import ForestPlacement, adopt_prefix, commit_forest, place_forest
 from pad_engine.models.decoder import Decoder
 from pad_engine.record import Record
-from pad_engine.sampling import gumbel_pick
+from pad_engine.sampling import gumbel_picks
 from pad_engine.state import State
-from pad_engine.transforms import transform
+from pad_engine.transforms import changes_logits, transform
 from pad_engine.tree import DraftTree, make_forest
 
 
@@ -48,6 +49,55 @@ def prefill(
     return hidden[-1:]
 
 
+def place(cache: KVCache, groups: Sequence[RowGroup]) -> Placement | ForestPlacement:
+    """One group by itself, several as a batch."""
+    return cache.place(groups) if len(groups) == 1 else place_forest(cache, groups)
+
+
+def prefill_forest(
+    target: Decoder, cache: KVCache, parts: Mapping[int, Sequence[int]], chunk: int
+) -> dict[int, Tensor]:
+    """prefill of several sequences at once: the tokens of each go behind what it holds. A pass has `chunk` rows at
+    most, with the padding of shorter parts. Returns the tokens' hidden states, `[n, hidden_size]` for each sequence."""
+    left = {seq: list(tokens) for seq, tokens in sorted(parts.items(), key=lambda part: len(part[1])) if tokens}
+    read: dict[int, list[Tensor]] = {seq: [] for seq in left}
+    while left:
+        groups: list[RowGroup] = []
+        for seq, tokens in left.items():
+            count = cache.rows_at_once(seq, min(chunk, len(tokens)))
+            if groups and (len(groups) + 1) * max(count, *(len(group.tokens) for group in groups)) > chunk:
+                break
+            groups.append(RowGroup(seq, tokens[:count], range(count), direct=True))
+        hidden, _ = target.forward(place(cache, groups), cache)
+        commit_forest(cache, [], groups)
+        for group, rows in zip(groups, hidden.split([len(group.tokens) for group in groups]), strict=True):
+            read[group.seq].append(rows)
+            left[group.seq] = left[group.seq][len(group.tokens) :]
+        left = {seq: tokens for seq, tokens in left.items() if tokens}
+    return {seq: torch.cat(parts) for seq, parts in read.items()}
+
+
+def read_prompts(target: Decoder, cache: KVCache, prompts: Mapping[int, list[int]], chunk: int) -> None:
+    """Begin sequences anew, each with its prompt but for the last token, which the first round reads.
+
+    What another sequence holds is copied, and what several prompts begin with is read for one of them first.
+    """
+    left = {seq: prompt[:-1] for seq, prompt in prompts.items()}
+    while left:
+        now: dict[int, list[int]] = {}
+        for seq, ids in left.items():
+            half = (len(ids) + 1) // 2
+            if not any(ids[:half] == other[:half] for other in now.values()):
+                now[seq] = ids
+        unread = {}
+        for seq, ids in now.items():
+            # with rotary frequencies that depend on the length, keys of one prompt are none of another
+            unread[seq] = ids[adopt_prefix(cache, seq, [] if target.dynamic else ids) :]
+            cache.prompt_lengths[seq] = len(ids) + 1
+        prefill_forest(target, cache, unread, chunk)
+        left = {seq: ids for seq, ids in left.items() if seq not in now}
+
+
 def verify(
     target: Decoder,
     cache: KVCache,
@@ -68,20 +118,24 @@ def verify(
         RowGroup(state.seq, tree.tokens, tree.depth, tree.mask()) for state, tree in zip(states, trees, strict=True)
     ]
     tapped: dict[int, Tensor] = {}
-    lengths = [cache.lengths[state.seq] for state in states]
+    # the token picked after a row stands one position behind it
+    places = [
+        cache.lengths[state.seq] + depth + 1 for state, tree in zip(states, trees, strict=True) for depth in tree.depth
+    ]
     if rounds is None or taps:
-        hidden, tapped = target.forward(cache.place(groups), cache, taps)
+        hidden, tapped = target.forward(place(cache, groups), cache, taps)
         logits = target.logits(hidden)[:, :num_tokens]
     else:
         for group in groups:
             cache.claim(group)
         logits = rounds.logits_of(trees)
-    processed, picks = [], []
-    for state, start, tree, length in zip(states, forest.starts, trees, lengths, strict=True):
-        processed.append(transform(logits[start : start + len(tree)], state, tree.paths))
-        temperature = 0.0 if state.params.greedy else state.params.temperature
-        # the token picked after a row stands one position behind it
-        positions = torch.tensor([length + depth + 1 for depth in tree.depth], device=logits.device)
-        picks.append(gumbel_pick(processed[-1], positions, state.seed, temperature))
-    changed = processed[0] if len(processed) == 1 else torch.cat(processed)
-    return Record(forest, logits, changed, torch.cat(picks).cpu(), tapped)
+    counts = [len(tree) for tree in trees]
+    processed = logits
+    if any(changes_logits(state.params) for state in states):
+        each = zip(logits.split(counts), states, trees, strict=True)
+        changed = [transform(rows, state, tree.paths) for rows, state, tree in each]
+        processed = changed[0] if len(changed) == 1 else torch.cat(changed)
+    temperatures = [0.0 if state.params.greedy else state.params.temperature for state in states]
+    positions = torch.tensor(places, device=logits.device)
+    picks = gumbel_picks(processed, positions, [state.seed for state in states], temperatures, counts)
+    return Record(forest, logits, processed, picks.cpu(), tapped)

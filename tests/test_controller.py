@@ -94,7 +94,7 @@ def simulate(
         accepted = min(plan.depth, right(step))
         verify_ms = 10 * (1 + row * plan.depth) * (1 + noise * rng.random())
         draft_ms = 10 * draft * plan.depth
-        controller.observe(tree, accepted, accepted + 1, draft_ms, verify_ms)
+        controller.observe(tree, accepted, accepted + 1, draft_ms, verify_ms, plan.budget)
         time, tokens = time + draft_ms + verify_ms, tokens + accepted + 1
         plans.append(plan)
     return time, tokens, plans
@@ -202,7 +202,23 @@ def test_a_draft_model_that_pays_is_used(
     timed(engine.target, 1.0)
     timed(engine.drafter.decoder, 0.3)  # type: ignore[attr-defined]
     monkeypatch.setattr("pad_engine.engine.Stopwatch", Clock)
+    monkeypatch.setattr("pad_engine.captured.Stopwatch", Clock)
     for prompt in prompts:
         stats = engine.generate(some_ids(prompt), SamplingParams(70, ignore_eos=True)).stats
         # ten or so, a few plain or short ones at the start among them
         assert stats.rounds < 20, f"prompt of {prompt}: {stats.rounds} rounds"
+
+
+def test_a_round_that_made_something_costs_nothing_to_later_ones() -> None:
+    """Its time is not typical; what was accepted in it is."""
+    controller = Controller(4, 3)
+    plain, drafted = DraftTree.chain([1]), DraftTree.chain([1, 2, 3, 4])
+    controller.observe(plain, 0, 1, 0.0, 500.0, 1, typical=False)
+    assert controller.verify_cost(1) == 0.0
+    controller.observe(plain, 0, 1, 0.0, 10.0, 1)
+    controller.observe(drafted, 3, 4, 0.0, 900.0, 4, typical=False)
+    assert controller.verify_cost(1) == 10.0 and controller.lost == 0.0 and 4 not in controller.verify_cost.samples
+    assert (
+        controller.acceptance.expected_lengths((0, 0), 3)[3]
+        > Controller(4, 3).acceptance.expected_lengths((0, 0), 3)[3]
+    )

@@ -15,7 +15,8 @@ from tiny import Make, some_ids
 from pad_engine import Engine, SamplingParams
 from pad_engine.controller import RoundPlan
 from pad_engine.drafters.draft_model import DraftModel
-from pad_engine.drafters.draft_model_device import Chain, DeviceDraftModel, Reading
+from pad_engine.drafters.draft_model_device import DeviceDraftModel
+from pad_engine.drafters.draft_recipes import Chain, Reading
 from pad_engine.kernels.draft_chain import begin_draft, begin_draft_ref, chain_length_ref, take_draft
 from pad_engine.loader import load_engine
 from pad_engine.tree import DraftTree, make_forest
@@ -104,7 +105,8 @@ def test_a_pick_becomes_the_next_row(parts: int, rows: int, count: int, finite: 
     assert start.tolist() == [0, 6 if finite else 3]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+# an interpreted answer takes long, so one temperature of two is a slow test there
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=() if CUDA else pytest.mark.slow), 0.8])
 def test_answers_are_plain_ones_and_drafts_are_the_hosts(engine_of: Callable[..., Engine], temperature: float) -> None:
     params = SamplingParams(TOKENS, temperature, 3, ignore_eos=True)
     plain = engine_of(None).generate(PROMPT, params).token_ids

@@ -5,6 +5,7 @@ An interpreter that passes proves nothing of that. No GPU is needed, but a proce
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,6 @@ HALF = [
     "x_ptr",
     "norm_ptr",
     "normed_ptr",
-    "w_ptr",
     "y_ptr",
     "qkv_ptr",
     "k_ptr",
@@ -29,14 +29,26 @@ HALF = [
     "cos_ptr",
     "sin_ptr",
 ]
-FLOAT = ("squares_ptr", "part_ptr", "sums_ptr", "temperature_ptr", "score_ptr", "values_ptr", "eps", "scale")
+FLOAT = (
+    "scale_ptr",
+    "squares_ptr",
+    "part_ptr",
+    "sums_ptr",
+    "temperature_ptr",
+    "score_ptr",
+    "values_ptr",
+    "eps",
+    "scale",
+)
 LONG = ("seed_ptr", "mask_ptr")
 # hidden size, intermediate size, heads, key/value heads, head size, vocabulary: SmolLM2-135M and Llama-3.1-8B
 SHAPES = [(576, 1536, 9, 3, 64, 49152), (4096, 14336, 32, 8, 128, 128256)]
 
 
-def kind_of(name: str) -> str:
+def kind_of(name: str, weights: str) -> str:
     """The type of a kernel's argument."""
+    if name == "w_ptr":
+        return f"*{weights}"
     if name in HALF:
         return "*bf16"
     if name in LONG:
@@ -44,10 +56,10 @@ def kind_of(name: str) -> str:
     return ("*" if name.endswith("_ptr") else "") + ("fp32" if name in FLOAT else "i32")
 
 
-def compiled(kernel: Any, values: dict[str, Any], capability: int, warps: int) -> dict[str, Any]:
-    """What the compiler makes of a kernel for a card."""
+def compiled(kernel: Any, values: dict[str, Any], capability: int, warps: int, weights: str = "bf16") -> dict[str, Any]:
+    """What the compiler makes of a kernel for a card. weights: their type, as Triton calls it."""
     values = {name: value for name, value in values.items() if name in kernel.arg_names}
-    signature = {name: "constexpr" if name in values else kind_of(name) for name in kernel.arg_names}
+    signature = {name: "constexpr" if name in values else kind_of(name, weights) for name in kernel.arg_names}
     # sizes and pointers are multiples of 16, as a launch finds out by itself
     whole = [i for i, name in enumerate(kernel.arg_names) if name not in values and name not in ("eps", "scale")]
     attrs = {(i,): [["tt.divisibility", 16]] for i in whole}
@@ -63,6 +75,9 @@ def compiled(kernel: Any, values: dict[str, Any], capability: int, warps: int) -
         "waits": "griddepcontrol.wait" in ptx,
         "prefetches": "cp.async.bulk.prefetch" in ptx,
         "tensor_cores": "mma" in ptx,
+        "weights": weights,
+        # of one number an instruction, at an eighth of the rate of a sum
+        "slow_conversions": len(re.findall(r"cvt\.rn\.\w+\.s(?:8|16)\b|cvt\.rn\.bf16\.f16", ptx)),
     }
 
 
@@ -76,7 +91,9 @@ def compile_all() -> list[dict[str, Any]]:
     from pad_engine.kernels.tuning import default_config
 
     found = []
-    none = dict.fromkeys(["bias_ptr", "scale_ptr", "logits_ptr", "q_norm_ptr", "k_norm_ptr", "WINDOW", "SOFTCAP"])
+    none = {"SCORED": False} | dict.fromkeys(
+        ["bias_ptr", "scale_ptr", "logits_ptr", "q_norm_ptr", "k_norm_ptr", "WINDOW", "SOFTCAP"]
+    )
     for width, inner, heads, kv_heads, head_dim, vocab in SHAPES:
         products = {
             "qkv": (norm_linear_kernel, (heads + 2 * kv_heads) * head_dim, width),
@@ -102,6 +119,34 @@ def compile_all() -> list[dict[str, Any]]:
     return found
 
 
+def compile_quantised() -> list[dict[str, Any]]:
+    """Products with weights of one byte, of the larger shape: each kernel once a type, and two for older cards."""
+    from pad_engine.kernels.linear_residual import linear_residual_kernel
+    from pad_engine.kernels.lm_head import lm_head_kernel
+    from pad_engine.kernels.norm_gated import norm_gated_kernel
+    from pad_engine.kernels.norm_linear import norm_linear_kernel
+    from pad_engine.kernels.tuning import default_config
+
+    width, inner, heads, kv_heads, head_dim, vocab = SHAPES[1]
+    products = {
+        "qkv": (norm_linear_kernel, (heads + 2 * kv_heads) * head_dim, width),
+        "gate_up": (norm_gated_kernel, 2 * inner, width),
+        "down": (linear_residual_kernel, width, inner),
+        "lm_head": (lm_head_kernel, vocab, width),
+    }
+    cases = [(op, *case) for op in products for case in (("i8", 1, 90), ("fp8e4nv", 16, 90))]
+    found = []
+    for op, weights, rows, capability in [*cases, ("down", "i8", 64, 80), ("qkv", "fp8e4nv", 1, 89)]:
+        kernel, m, k = products[op]
+        config, pdl = default_config(op, rows, m, k, quantised=True), int(capability == 90)
+        values = {"SCORED": False} | dict.fromkeys(["bias_ptr", "logits_ptr", "values_ptr", "value_ids_ptr", "SOFTCAP"])
+        values |= {"ROWS": rows, "PDL": pdl, "NUM_SQUARES": 64, "BLOCK_SQUARES": 64, "ACT": "silu"}
+        values |= {"ADD": True, "NORM": rows > 1, "SQUARES": rows > 1}
+        values |= config.arguments(k) | {"PREFETCH": 1024 if pdl else 0}
+        found.append(compiled(kernel, values, capability, config.warps, weights))
+    return found
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("compiled")
@@ -112,7 +157,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_every_kernel_fits_its_card(kernels: list[dict[str, Any]]) -> None:
-    assert len(kernels) == 2 * 4 * 5
+    assert len(kernels) == 2 * 4 * 5 + 10
     assert [kernel for kernel in kernels if kernel["shared"] > SHARED[kernel["capability"]]] == []
 
 
@@ -129,5 +174,10 @@ def test_several_rows_run_on_tensor_cores(kernels: list[dict[str, Any]]) -> None
         assert kernel["tensor_cores"] == (kernel["rows"] > 1 or kernel["kernel"] == "tree_attention_kernel"), kernel
 
 
+def test_weights_of_one_byte_are_not_converted_one_by_one(kernels: list[dict[str, Any]]) -> None:
+    found = [kernel for kernel in kernels if kernel["weights"] != "bf16" and kernel["capability"] >= 89]
+    assert len(found) == 9 and [kernel for kernel in found if kernel["slow_conversions"]] == []
+
+
 if __name__ == "__main__":
-    print(json.dumps(compile_all()))
+    print(json.dumps(compile_all() + compile_quantised()))

@@ -10,6 +10,8 @@ from pad_engine.kernels.gumbel import (
     gumbel_noise,
     gumbel_of_word,
     gumbel_of_word_ref,
+    gumbel_pick_ref,
+    gumbel_pick_triton,
     gumbel_ref,
     gumbel_score,
 )
@@ -85,3 +87,19 @@ def test_noise_of_extreme_words_has_the_bits_of_torch() -> None:
     noise = torch.empty(len(words), device=DEVICE)
     word_kernel[(triton.cdiv(len(words), 8192),)](noise, words.to(DEVICE), len(words), BLOCK=8192)
     assert torch.equal(host_bits(noise), host_bits(gumbel_of_word_ref(words)))
+
+
+def test_picks_of_rows_with_seeds_and_temperatures_of_their_own() -> None:
+    seeds = torch.tensor([0, -1, 2**63 - 1, 5, 5, 5, 7, 8, 9])
+    temperatures = torch.tensor([0.0, 0.7, 1.0, 0.0, 3.0, 0.7, 0.7, 0.0, 0.0])
+    positions = torch.tensor([0, 1, 2**32 - 1, 7, 7, 8, 9, 10, 11])
+    logits = (torch.randn(9, 2500) * 4).round().div(2)  # with ties
+    logits[5, 1:] = -torch.inf
+    logits[6, 2400], logits[7, 3], logits[8] = torch.nan, torch.inf, -torch.inf
+    each = zip(logits.split(1), positions.split(1), seeds.tolist(), temperatures.tolist(), strict=True)
+    expected = torch.cat([gumbel_pick_ref(*row) for row in each])
+    assert expected[5:].tolist() == [0, -1, -1, -1] and len(set(expected.tolist())) > 5
+    assert torch.equal(gumbel_pick_ref(logits, positions, seeds, temperatures), expected)
+    wide = torch.cat((logits, torch.full((9, 60), 99.0)), 1).to(DEVICE)[:, :2500]  # of padded vocabularies
+    picks = gumbel_pick_triton(wide, positions.to(DEVICE), seeds.to(DEVICE), temperatures.to(DEVICE))
+    assert torch.equal(picks.cpu(), expected)

@@ -9,7 +9,7 @@ from pad_engine.models import memory
 from pad_engine.models.memory import Estimate, available_memory, check, estimate
 
 NUMBERS = {
-    "parameters": 134_515_008,
+    "weights": 4 * 134_515_008,
     "kv_rows": [8192] * 30,
     "num_kv_heads": 3,
     "head_dim": 64,
@@ -19,7 +19,6 @@ NUMBERS = {
     "max_rows": 128,
     "scratch_rows": 64,
     "logit_rows": 64,
-    "weight_bytes": 4,
     "kv_bytes": 4,
 }
 
@@ -30,6 +29,7 @@ def test_estimate_counts_every_part() -> None:
     assert got.kv_cache == 30 * 8192 * 2 * 3 * 64 * 4
     assert got.scratch == 30 * 64 * 2 * 3 * 64 * 4 + 128 * 4 * (4 * 576 + 2 * 1536) + 64 * 49152 * 4
     assert got.total == got.weights + got.kv_cache + got.scratch
+    assert estimate(**NUMBERS, matrix=1000).scratch == got.scratch + 1000
     assert estimate(**(NUMBERS | {"sequences": 3})).kv_cache == 3 * got.kv_cache
     assert estimate(**(NUMBERS | {"kv_rows": [512] * 29 + [8192]})).kv_cache < got.kv_cache / 8
 

@@ -107,7 +107,7 @@ def test_the_node_of_a_last_drafted_token() -> None:
     for overridden, node in (((), 2), ((kept,), 3)):
         commit = Commit(tree, [0, 1], [6, 7], 2, overridden)
         assert emitted_nodes(commit) == [1, node]
-        last = round_object(Played(commit, None, 0.0, 1.0), ["a", "b"])["emitted"][-1]
+        last = round_object(Played(commit, None, 0.0, 1.0, 1), ["a", "b"])["emitted"][-1]
         assert last["origin"] == ("override" if overridden else "draft")
         assert not overridden or (last["margin"], last["entropy"]) == (None, 0.5)
     assert emitted_nodes(Commit(tree, [0, 1, 2], [6, 7, 9], 2)) == [1, 2, None]

@@ -93,24 +93,17 @@ class DraftModel:
     def read_committed(self, ids: list[int]) -> Tensor:
         """The same, up to the last token's hidden state `[1, hidden_size]`."""
         self.cache.discard(0)
-        vocab = self.decoder.config.vocab_size
-        # a token that only the target knows is read as another: that costs acceptance, nothing else
-        tokens = [i if i < vocab else 0 for i in ids[self.cache.lengths[0] :]]
+        tokens = known_tokens(self.decoder, ids[self.cache.lengths[0] :])
         return prefill(self.decoder, self.cache, 0, tokens, self.chunk)
 
     def rank(
         self, state: State, candidates: list[Candidate], parents: Sequence[int], logits: Tensor, depth: int
     ) -> list[int]:
         """Append the best continuations of each parent, whose rows of logits are given; returns their indices."""
-        scores = transform(logits, state, [path_to(candidates, parent) for parent in parents])
-        position = len(state.ids) + depth - 1
-        if state.draws_from_q and self.builder.branches == 1:
-            self.q_rows.append((scores / state.params.temperature).softmax(-1))
-            noise = gumbel_noise(state.seed, position, self.num_tokens, logits.device, DRAFT, state.round)
-            scores = scores + state.params.temperature * noise
-        elif not state.params.greedy and not state.draws_from_q:
-            noise = gumbel_noise(state.seed, position, self.num_tokens, logits.device)
-            scores = scores + state.params.temperature * noise
+        paths = [path_to(candidates, parent) for parent in parents]
+        scores, q = rank_scores(state, logits, paths, depth, draws=self.builder.branches == 1)
+        if q is not None:
+            self.q_rows.append(q)
         top_tokens, top_values = largest(scores.log_softmax(-1), min(self.builder.branches, self.num_tokens))
         first = len(candidates)
         for parent, tokens, values in zip(parents, top_tokens, top_values, strict=True):
@@ -145,6 +138,27 @@ class DraftModel:
             rows = [row for node in commit.path[1:] if (row := self.row_of_node[node]) is not None]
             self.cache.commit(0, rows)
         self.tree = None
+
+
+def known_tokens(decoder: Decoder, ids: Sequence[int]) -> list[int]:
+    """A token that only the target knows is read as another: that costs acceptance, nothing else."""
+    return [token if token < decoder.config.vocab_size else 0 for token in ids]
+
+
+def rank_scores(
+    state: State, logits: Tensor, paths: Sequence[list[int]], depth: int, draws: bool
+) -> tuple[Tensor, Tensor | None]:
+    """By what continuations at a depth are ranked, `[n, V']`, from the draft model's logits `[n, V']` after paths from
+    the root; and the distribution that the best one is drawn from, where the rule weighs it and the drafter draws."""
+    scores, temperature = transform(logits, state, paths), state.params.temperature
+    position, vocab, q = len(state.ids) + depth - 1, logits.shape[1], None
+    if state.draws_from_q and draws:
+        q = (scores / temperature).softmax(-1)
+        noise = gumbel_noise(state.seed, position, vocab, logits.device, DRAFT, state.round)
+        scores = scores + temperature * noise
+    elif not state.params.greedy and not state.draws_from_q:
+        scores = scores + temperature * gumbel_noise(state.seed, position, vocab, logits.device)
+    return scores, q
 
 
 def largest(rows: Tensor, count: int) -> tuple[list[list[int]], list[list[float]]]:

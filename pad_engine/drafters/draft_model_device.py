@@ -1,35 +1,35 @@
 """A draft model whose steps are kernels of the captured round: the host decides how many, and sees none of them.
 
-The first pass reads the sequence's last two tokens, because the last drafted one was not read if all were accepted; it
-and every later one leaves a pick, which is the next one's row. All rows go behind the draft model's prefix by position,
-so a rejected one is overwritten when its place is read again, and nothing is committed. Tokens of plain rounds in
-between are read by passes of their own before the next draft.
-Next to read: kernels/draft_chain.py, then captured.py, which asks for the rounds.
+Next to read: draft_recipes.py for what is queued, captured.py, which asks for the rounds.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pad_engine.controller import RoundPlan
-from pad_engine.device_round import RING, DeviceForest, DeviceRequests, SequenceState
+from pad_engine.device_round import RING, DeviceForest
 from pad_engine.drafters.draft_model import DraftModel
+from pad_engine.drafters.draft_recipes import (
+    CHAIN_FEED,
+    MAX_TREE_DEPTH,
+    Chain,
+    Reading,
+    Tree,
+    TreeBuffers,
+    tree_feed,
+)
 from pad_engine.graphs import Rounds
 from pad_engine.kernels.accept import MAX_ROWS
-from pad_engine.kernels.draft_chain import begin_draft, take_draft
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.fused import FusedPass, row_pad, unsupported
 from pad_engine.state import Commit
 
-FIRST_ROWS = 2  # of a draft's first pass
-ChainRows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # of kernels/draft_chain.py
-
 
 class DeviceDraftModel(DraftModel):
-    """The chain of a DraftModel, drafted on the device where a request allows it, and as there where it does not
-    (captured.serves). depth: tokens drafted in a row at most. The other arguments are DraftModel's."""
+    """A DraftModel that drafts on the device where a request allows it, and on the host where it does not
+    (captured.serves). depth: tokens drafted in a row at most. The other arguments are DraftModel's. Its trees have
+    draft_recipes.WIDTH branches and nodes a level, the builder's on the host have its own."""
 
     captured = True
 
@@ -38,8 +38,11 @@ class DeviceDraftModel(DraftModel):
         device = decoder.device
         self.depth = depth
         self.fused = FusedPass(decoder, self.cache, num_tokens=num_tokens)
-        # the rows of the passes over committed tokens, and the one row of every other pass
-        self.rows, self.row = DeviceForest(1, device), DeviceForest(1, device)
+        # the rows of passes over committed tokens, a chain's one row, and a tree's rows
+        self.rows, self.row, self.branches = (DeviceForest(1, device) for _ in range(3))
+        self.buffers: TreeBuffers | None = None
+        # how many of the last tokens a draft's first pass reads
+        self.feed = tree_feed(depth) if self.builder.branches > 1 else CHAIN_FEED
         self.draft_len = torch.zeros(1, dtype=torch.int32, device=device)
         self.skip = torch.zeros(1, dtype=torch.int32, device=device)
         self.skip_images = torch.zeros(RING, 1, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -67,23 +70,24 @@ class DeviceDraftModel(DraftModel):
         super().observe(commit)
         self.ids += commit.tokens
         if not drafted_here and len(commit.tree) > 1:
-            # the last token but one may be a drafted one that was not read, and the last two places of a cache hold
-            # whatever a sequence wrote that has outgrown it
-            self.valid = max(self.valid, min(len(self.ids), self.cache.capacity) - FIRST_ROWS)
+            # what the next draft reads first may not be there, nor may, where the sequence has outgrown the cache, what
+            # its last places held
+            self.valid = max(self.valid, min(len(self.ids), self.cache.capacity) - self.feed)
 
-    def queue(self, rounds: Rounds, plan: RoundPlan) -> int:
-        """Queue a round of this plan: the draft and its verification, or a plain step. Returns its index."""
+    def queue(self, rounds: Rounds, plan: RoundPlan) -> tuple[int, int]:
+        """See CapturedDrafter."""
         depth = min(self.depth, plan.budget - 1)
         if depth < 1:
             self.behind += 1
-            return rounds.queue_plain()
+            return rounds.queue_plain(), 0
         if self.behind:
-            rows = row_pad(min(max(self.behind, FIRST_ROWS), MAX_ROWS))
-            for skip in reversed(range(FIRST_ROWS, FIRST_ROWS + self.behind, rows)):
+            rows = row_pad(min(max(self.behind, CHAIN_FEED), MAX_ROWS))
+            for skip in reversed(range(self.feed, self.feed + self.behind, rows)):
                 self.send_skip(skip)
                 rounds.replay(Reading(self, rows), rows)
             self.behind = self.sent = 0
-        return rounds.queue(Chain(self, depth), depth + 1)
+        draft = Tree(self, depth, plan.budget) if self.builder.branches > 1 else Chain(self, depth)
+        return rounds.queue(draft, draft.nodes), depth
 
     def send_skip(self, skip: int) -> None:
         """Tell the device how many of the last tokens the next reading leaves out."""
@@ -95,76 +99,17 @@ class DeviceDraftModel(DraftModel):
         self.skip.copy_(image, non_blocking=True)
         self.sent += 1
 
-    def sequences(self, requests: DeviceRequests) -> SequenceState:
-        """The request's noise at the draft model's own length."""
-        return SequenceState(self.draft_len, requests.seed, requests.temperature)
-
-    def queue_reading(self, requests: DeviceRequests, rows: int) -> None:
-        """Queue a pass over tokens that plain rounds committed."""
-        self.begin_draft(requests, None, self.skip, rows, rows, 0)
-        self.fused.launch(
-            rows, self.rows.token, self.rows, self.sequences(requests), to_prefix=True, head=False
-        )  # fmt: skip
-
-    def queue_chain(self, requests: DeviceRequests, forest: DeviceForest, rows: int, depth: int) -> None:
-        """Queue the passes of a draft, which write the round's chain."""
-        first = row_pad(FIRST_ROWS)
-        chain = (forest.token[:rows], forest.parent, forest.depth, forest.mask_bits, forest.start)
-        self.begin_draft(requests, chain, None, FIRST_ROWS, first, depth)
-        for step in range(1, depth + 1):
-            passed, count = (self.rows, first) if step == 1 else (self.row, 1)
-            self.fused.launch(count, passed.token, passed, self.sequences(requests), to_prefix=True)
-            scores, ids = self.fused.partials(count)
-            take_draft(
-                scores, ids, passed.start, requests.cache_len, self.row.token, self.draft_len, forest.token[:rows],
-                forest.start, step=step, capacity=self.cache.capacity, pdl=self.fused.pdl[count],
-            )  # fmt: skip
-
-    def begin_draft(
-        self, requests: DeviceRequests, chain: ChainRows | None, skip: Tensor | None, feed: int, rows: int,
-        depth: int,
-    ) -> None:  # fmt: skip
-        """Queue the kernel that lays out a pass over committed tokens."""
-        forest = self.rows
-        begin_draft(
-            requests.ids, requests.cache_len, requests.limit, requests.done, forest.token[:rows], forest.parent,
-            forest.depth, forest.mask_bits, forest.start, self.draft_len, chain, skip, feed=feed, depth=depth,
-            capacity=self.cache.capacity, vocab_size=self.decoder.config.vocab_size,
-        )  # fmt: skip
+    def tree_buffers(self) -> TreeBuffers:
+        """Made at the first tree."""
+        if self.buffers is None:
+            self.buffers = TreeBuffers(self.depth, max(self.fused.programs.values()), self.decoder.device)
+        return self.buffers
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A draft of `depth` tokens, as graphs.DeviceDraft has it."""
-
-    model: DeviceDraftModel
-    depth: int
-
-    @property
-    def nodes(self) -> int:
-        """Rows of the chain."""
-        return self.depth + 1
-
-    def queue_draft(self, requests: DeviceRequests, forest: DeviceForest, rows: int) -> None:
-        """Queue its kernels."""
-        self.model.queue_chain(requests, forest, rows, self.depth)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The draft model's reading of at most `rows` tokens, which proposes nothing."""
-
-    model: DeviceDraftModel
-    rows: int
-    nodes = 0
-
-    def queue_draft(self, requests: DeviceRequests, forest: DeviceForest, rows: int) -> None:
-        """Queue its kernels."""
-        self.model.queue_reading(requests, self.rows)
-
-
-def unsupported_on_device(decoder: Decoder, capacity: int) -> str | None:
+def unsupported_on_device(decoder: Decoder, capacity: int, depth: int, branches: int) -> str | None:
     """Why this draft model's steps cannot be part of a captured round, or None."""
+    if branches > 1 and depth > MAX_TREE_DEPTH:
+        return f"trees are grown to a depth of {MAX_TREE_DEPTH}"
     windows = [decoder.config.windows[layer.index] for layer in decoder.layers]
     if any(window is not None and window < capacity for window in windows):
         return "a ring of keys has no room for rows that may yet be rejected"

@@ -52,5 +52,6 @@ class Drafter(Protocol):
 class CapturedDrafter(Drafter, Protocol):
     """One whose rounds are queued ahead, before the host knows what the round at work commits."""
 
-    def queue(self, rounds: Rounds, plan: RoundPlan) -> int:
-        """Queue the next round, a draft with its verification or a plain step, as planned. Returns its index."""
+    def queue(self, rounds: Rounds, plan: RoundPlan) -> tuple[int, int]:
+        """Queue the next round, a draft with its verification or a plain step, as planned. Returns its index, and how
+        deep the draft is."""

@@ -29,9 +29,9 @@ class DeviceNGram(NoDrafter):
         self.best = torch.zeros(1, dtype=torch.int64, device=device)
         self.ticket = torch.zeros(1, dtype=torch.int32, device=device)
 
-    def queue(self, rounds: Rounds, plan: RoundPlan) -> int:
+    def queue(self, rounds: Rounds, plan: RoundPlan) -> tuple[int, int]:
         """See CapturedDrafter; every round is the same."""
-        return rounds.queue(self, self.nodes)
+        return rounds.queue(self, self.nodes), self.nodes - 1
 
     def queue_draft(self, requests: DeviceRequests, forest: DeviceForest, rows: int) -> None:
         """Queue the search, which writes the round's chain."""

@@ -27,9 +27,9 @@ class NoDrafter:
         """The root alone."""
         return DraftTree.chain([state.root])
 
-    def queue(self, rounds: Rounds, plan: RoundPlan) -> int:
+    def queue(self, rounds: Rounds, plan: RoundPlan) -> tuple[int, int]:
         """See CapturedDrafter."""
-        return rounds.queue_plain()
+        return rounds.queue_plain(), 0
 
     def observe(self, commit: Commit) -> None:
         """Nothing to learn."""

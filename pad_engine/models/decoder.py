@@ -18,7 +18,9 @@ from pad_engine.kernels.rms_norm import rms_norm
 from pad_engine.kernels.rope import rope
 from pad_engine.kernels.tree_attention import tree_attention_ref
 from pad_engine.kv_cache import KVCache, Placement, Span
+from pad_engine.kv_forest import ForestPlacement, attend, write
 from pad_engine.models.config import ModelConfig
+from pad_engine.models.quantise import quantised_linear
 from pad_engine.models.rope import RopeConfig, RopeTable
 
 GetTensor = Callable[[str], Tensor]
@@ -46,16 +48,21 @@ class Decoder:
     """A model's weights on one device, and its forward pass.
 
     get: gives a weight by its Hugging Face name, on the wanted device and in the wanted type. max_length: the longest
-    sequence, in tokens, that rotary tables are made for.
+    sequence, in tokens, that rotary tables are made for. quantised: the type of one byte that matrices are kept in
+    (quantise.py), or None.
     """
 
-    def __init__(self, config: ModelConfig, get: GetTensor, max_length: int) -> None:
-        self.config, self.max_length = config, max_length
+    def __init__(
+        self, config: ModelConfig, get: GetTensor, max_length: int, quantised: torch.dtype | None = None
+    ) -> None:
+        self.config, self.max_length, self.quantised = config, max_length, quantised
         self.embedding = get("model.embed_tokens.weight")
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.layers = [self._load_layer(index, get) for index in range(config.num_layers)]
         self.final_norm = self._norm_weight(get, "model.norm.weight")
-        self.lm_head = Linear(self.embedding if config.tie_word_embeddings else get("lm_head.weight"))
+        head = self.embedding if config.tie_word_embeddings else get("lm_head.weight")
+        # quantised, a tied head is a matrix of its own: a lookup reads one row, and so need not lose anything
+        self.lm_head = quantised_linear([("lm_head.weight", head)], None, quantised) if quantised else Linear(head)
         # Gemma's scale is rounded to the model's type before the product, as its checkpoints were trained
         self.embed_scale = torch.tensor(config.hidden_size**0.5, dtype=self.dtype).item() if config.gemma else None
         self.ropes = {rope: RopeTable(rope, max_length, self.dtype, self.device) for rope in set(config.ropes)}
@@ -68,9 +75,11 @@ class Decoder:
         config, prefix = self.config, f"model.layers.{index}."
 
         def linear(names: Sequence[str], bias: bool) -> Linear:
-            weights = [get(f"{prefix}{name}.weight") for name in names]
-            biases = [get(f"{prefix}{name}.bias") for name in names] if bias else None
-            return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+            weights = ((f"{prefix}{name}.weight", get(f"{prefix}{name}.weight")) for name in names)
+            biases = torch.cat([get(f"{prefix}{name}.bias") for name in names]) if bias else None
+            if self.quantised is not None:
+                return quantised_linear(weights, biases, self.quantised)
+            return Linear(torch.cat([weight for _, weight in weights]), biases)
 
         def norm(name: str, present: bool = True) -> Tensor | None:
             return self._norm_weight(get, f"{prefix}{name}.weight") if present else None
@@ -125,7 +134,7 @@ class Decoder:
         return hidden if self.embed_scale is None else hidden * self.embed_scale
 
     def forward(
-        self, placement: Placement, cache: KVCache, taps: Collection[int] = ()
+        self, placement: Placement | ForestPlacement, cache: KVCache, taps: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run all layers over a pass's rows.
 
@@ -135,8 +144,9 @@ class Decoder:
         return self.forward_range(0, len(self.layers), self.embed(placement.tokens), placement, cache, taps)
 
     def forward_range(
-        self, first: int, last: int, hidden: Tensor, placement: Placement, cache: KVCache, taps: Collection[int] = ()
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+        self, first: int, last: int, hidden: Tensor, placement: Placement | ForestPlacement, cache: KVCache,
+        taps: Collection[int] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
         """Run layers [first, last), on hidden states `[N, hidden_size]` that an earlier range left off with.
 
         Ranges of one placement that follow one another equal one forward, and may stop anywhere.
@@ -152,8 +162,9 @@ class Decoder:
         return hidden, tapped
 
     def _attention(
-        self, layer: Layer, position: int, hidden: Tensor, placement: Placement, cache: KVCache, angles: Angles
-    ) -> Tensor:
+        self, layer: Layer, position: int, hidden: Tensor, placement: Placement | ForestPlacement, cache: KVCache,
+        angles: Angles,
+    ) -> Tensor:  # fmt: skip
         config = self.config
         heads, kv_heads, n = config.num_heads, config.num_kv_heads, hidden.shape[0]
         qkv = layer.qkv(rms_norm(hidden, layer.attention_norm, config.rms_norm_eps))
@@ -164,14 +175,22 @@ class Decoder:
                 rms_norm(part, weight, config.rms_norm_eps, out=part)
         qk = rope(qk, *angles[config.ropes[layer.index]])
         q, k = qk[:, :heads], qk[:, heads:]
+        attended = layer.out(self._attend_all(position, q, k, v, placement, cache))
+        if layer.attention_post_norm is not None:
+            attended = rms_norm(attended, layer.attention_post_norm, config.rms_norm_eps)
+        return attended
+
+    def _attend_all(
+        self, position: int, q: Tensor, k: Tensor, v: Tensor, placement: Placement | ForestPlacement, cache: KVCache
+    ) -> Tensor:
+        if isinstance(placement, ForestPlacement):
+            write(cache, position, placement, k, v)
+            return attend(cache, position, placement, q, self.config.attention_scale, self.config.attention_softcap)
         parts = []
         for span in placement.spans:
             cache.write(position, span, k[span.rows], v[span.rows])
             parts.append(self._attend(position, q[span.rows], span, cache))
-        attended = layer.out(parts[0] if len(parts) == 1 else torch.cat(parts))
-        if layer.attention_post_norm is not None:
-            attended = rms_norm(attended, layer.attention_post_norm, config.rms_norm_eps)
-        return attended
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(self, position: int, q: Tensor, span: Span, cache: KVCache) -> Tensor:
         keys, values, view = cache.read(position, span)

@@ -9,13 +9,12 @@ Next to read: kernels/row_tiles.py, then graphs.py.
 import torch
 from torch import Tensor
 
-from pad_engine.device_judge import DeviceJudge
 from pad_engine.device_round import DeviceForest, SequenceState
 from pad_engine.kernels.accept import MAX_ROWS
 from pad_engine.kernels.embed_rows import embed_rows
 from pad_engine.kernels.linear import Linear
 from pad_engine.kernels.linear_residual import linear_residual
-from pad_engine.kernels.lm_head import lm_head, lm_head_programs
+from pad_engine.kernels.lm_head import Judging, lm_head, lm_head_programs
 from pad_engine.kernels.norm_gated import norm_gated
 from pad_engine.kernels.norm_linear import norm_linear
 from pad_engine.kernels.post_norm import post_norm
@@ -70,7 +69,7 @@ class FusedPass:
 
     def tile(self, op: str, rows: int) -> TileConfig:
         """Launch parameters of one product."""
-        return tile_config(op, rows, *self.shapes[op], self.decoder.device)
+        return tile_config(op, rows, *self.shapes[op], self.decoder.device, self.decoder.quantised)
 
     def allocate(self) -> None:
         """Make the buffers that launches of these parameters need."""
@@ -125,12 +124,14 @@ class FusedPass:
         to_prefix: bool,
         logits: Tensor | None = None,
         head: bool = True,
-        judge: DeviceJudge | None = None,
+        judging: Judging | None = None,
+        tap_layer: int | None = None,
     ) -> None:
         """Queue one pass of `rows` (one of ROW_PADS) padded rows: all layers, and the LM head.
 
         token: int32, the rows' ids. to_prefix: the rows are chains, and go behind the prefix by position, not to the
         scratch. logits: `[rows, num_tokens]` to be written, or None. head: False where nobody wants what follows.
+        judging: what the LM head leaves beside its picks; its tap is written behind layer tap_layer.
         """
         decoder, eps = self.decoder, self.decoder.config.rms_norm_eps
         down_block = self.tiles["down", rows].block
@@ -145,15 +146,15 @@ class FusedPass:
         for position, layer in enumerate(decoder.layers):
             self._attention(rows, position, layer, forest, sequences, to_prefix)
             following = decoder.layers[position + 1].attention_norm if position + 1 < len(decoder.layers) else None
-            tap = judge.tap[:rows] if judge is not None and judge.tap_layer == layer.index else None
+            tap = judging.tap.rows if judging and judging.tap and tap_layer == layer.index else None
             self._mlp(rows, layer, decoder.final_norm if following is None else following, tap)
         if not head:
             return
         scores, ids = self.partials(rows)
         lm_head(
-            hidden, decoder.final_norm, normed, squares, decoder.lm_head.weight, None, forest.depth, forest.seq,
-            sequences.cache_len, sequences.seed, sequences.temperature, scores, ids, logits,
-            None if judge is None else judge.judging(rows, forest), num_tokens=self.num_tokens, eps=eps,
+            hidden, decoder.final_norm, normed, squares, decoder.lm_head.weight, decoder.lm_head.scale, forest.depth,
+            forest.seq, sequences.cache_len, sequences.seed, sequences.temperature, scores, ids, logits,
+            judging, num_tokens=self.num_tokens, eps=eps,
             softcap=decoder.config.logit_softcap, config=self.tiles["lm_head", rows], pdl=self.pdl[rows],
         )  # fmt: skip
 
@@ -164,7 +165,8 @@ class FusedPass:
         squares = self.square_sums(self.squares, rows, self.tiles["down", rows].block)
         norm_linear(
             self.hidden[:rows], layer.attention_norm, self.normed[:rows], squares, layer.qkv.weight, layer.qkv.bias,
-            None, self.qkv[:rows], self.parts, self.tickets, config.rms_norm_eps, self.tiles["qkv", rows], pdl,
+            layer.qkv.scale, self.qkv[:rows], self.parts, self.tickets, config.rms_norm_eps, self.tiles["qkv", rows],
+            pdl,
         )  # fmt: skip
         window, index = cache.layers[position]
         table = self.decoder.ropes[config.ropes[layer.index]].table
@@ -183,8 +185,8 @@ class FusedPass:
         squares = self.square_sums(self.squares, rows, self.tiles["out", rows].block)
         norm_gated(
             self.hidden[:rows], layer.mlp_norm, self.normed[:rows], squares, layer.gate_up.weight, layer.gate_up.bias,
-            None, self.gated[:rows], config.rms_norm_eps, config.hidden_act, self.tiles["gate_up", rows],
-            self.pdl[rows],
+            layer.gate_up.scale, self.gated[:rows], config.rms_norm_eps, config.hidden_act,
+            self.tiles["gate_up", rows], self.pdl[rows],
         )  # fmt: skip
         self._residual("down", rows, self.gated, layer.down, layer.mlp_post_norm, next_norm, tap)
 
@@ -205,14 +207,14 @@ class FusedPass:
         hidden, normed, y = self.hidden[:rows], self.normed[:rows], self.block_out[:rows]
         if post_weight is None:
             linear_residual(
-                x[:rows], linear.weight, linear.bias, None, hidden, next_norm, normed, squares, self.parts,
+                x[:rows], linear.weight, linear.bias, linear.scale, hidden, next_norm, normed, squares, self.parts,
                 self.tickets, tile, pdl, tap=tap,
             )  # fmt: skip
             return
         own = self.square_sums(self.block_squares, rows, tile.block)
         linear_residual(
-            x[:rows], linear.weight, linear.bias, None, y, None, normed, own, self.parts, self.tickets, tile, pdl,
-            add=False,
+            x[:rows], linear.weight, linear.bias, linear.scale, y, None, normed, own, self.parts, self.tickets, tile,
+            pdl, add=False,
         )  # fmt: skip
         eps = self.decoder.config.rms_norm_eps
         post_norm(y, own, post_weight, hidden, next_norm, normed, squares, eps, tile.block, pdl, tap)

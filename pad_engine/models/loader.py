@@ -17,6 +17,7 @@ from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder, expected_tensors
 from pad_engine.models.lora import open_adapters
 from pad_engine.models.memory import Estimate, check, estimate
+from pad_engine.models.quantise import AS_STORED, pick_weights
 from pad_engine.models.sources import resolve
 from pad_engine.models.weights import Checkpoint
 
@@ -43,6 +44,7 @@ def load_model(
     *,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
+    weights: str = AS_STORED,
     max_length: int | None = None,
     adapters: Sequence[str | Path] = (),
     accept_terms: bool = False,
@@ -50,18 +52,22 @@ def load_model(
 ) -> LoadedModel:
     """Find, check and load a model.
 
-    device: "auto", "cpu", "cuda". dtype: "auto" is float32 on a CPU and bfloat16 on a GPU. max_length: tokens of prompt
-    and answer together. adapters: LoRA folders, merged at load. accept_terms: the licence terms of models that have
-    some are accepted. verbose: the memory estimate is printed to standard error.
+    device: "auto", "cpu", "cuda". dtype: "auto" is float32 on a CPU and bfloat16 on a GPU. weights: "auto" keeps them
+    in that type; "int8" and "fp8" quantise the matrices at load (quantise.py), which halves what a step reads on a GPU
+    and changes the logits. max_length: tokens of prompt and answer together. adapters: LoRA folders, merged at load.
+    accept_terms: the licence terms of models that have some are accepted. verbose: the memory estimate is printed to
+    standard error.
     """
     device = pick_device(device)
+    quantised = pick_weights(weights, device)
     folder = resolve(model, accept_terms=accept_terms)
     config = ModelConfig.from_folder(folder)
     length = pick_length(max_length, config)
     tokenizer = load_tokenizer(folder)
     vocabulary = tokenizer.get_vocab()
+    dtype = pick_dtype(dtype, device)
     decoder = load_decoder(
-        folder, config, length, device, pick_dtype(dtype, device), adapters=adapters, verbose=verbose
+        folder, config, length, device, dtype, quantised=quantised, adapters=adapters, verbose=verbose
     )
     own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     return LoadedModel(
@@ -80,6 +86,7 @@ def load_decoder(
     device: torch.device,
     dtype: torch.dtype,
     *,
+    quantised: torch.dtype | None = None,
     adapters: Sequence[str | Path] = (),
     verbose: bool = False,
 ) -> Decoder:
@@ -93,7 +100,7 @@ def load_decoder(
     merged = open_adapters(adapters)
     for adapter in merged:
         adapter.check(expected)
-    need = memory_need(config, max_length, device, dtype)
+    need = memory_need(config, max_length, device, dtype, quantised)
     if verbose:
         print(need, file=sys.stderr)
     check(need, device)
@@ -105,18 +112,24 @@ def load_decoder(
         return weight
 
     try:
-        return Decoder(config, get, max_length)
+        return Decoder(config, get, max_length, quantised)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the GPU's memory ran out while the weights were loaded ({need})", "free it first") from error
 
 
-def memory_need(config: ModelConfig, max_length: int, device: torch.device, dtype: torch.dtype) -> Estimate:
-    """What a model of this config takes for one sequence of max_length tokens."""
-    parameters = sum(math.prod(shape) for shape in expected_tensors(config).values())
-    if config.tie_word_embeddings and device.type == "cpu":
-        parameters += config.vocab_size * config.hidden_size  # the packed copy for the product (kernels/linear.py)
+def memory_need(
+    config: ModelConfig,
+    max_length: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantised: torch.dtype | None = None,
+) -> Estimate:
+    """What a model of this config takes for one sequence of max_length tokens. quantised: as in Decoder."""
+    largest = max(config.vocab_size, 2 * config.intermediate_size) * config.hidden_size
     return estimate(
-        parameters=parameters,
+        weights=weight_bytes(config, device, dtype, quantised),
+        # one in the model's type, while it is quantised at load or a library multiplies with it
+        matrix=0 if quantised is None else largest * dtype.itemsize,
         kv_rows=[max_length if window is None else min(window, max_length) for window in config.windows],
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -126,9 +139,23 @@ def memory_need(config: ModelConfig, max_length: int, device: torch.device, dtyp
         max_rows=prefill_chunk(device),
         scratch_rows=PREFILL_SCRATCH,
         logit_rows=64,
-        weight_bytes=dtype.itemsize,
         kv_bytes=dtype.itemsize,
     )
+
+
+def weight_bytes(config: ModelConfig, device: torch.device, dtype: torch.dtype, quantised: torch.dtype | None) -> int:
+    """Bytes of all weights as they are kept."""
+    shapes = expected_tensors(config)
+    if config.tie_word_embeddings and (device.type == "cpu" or quantised is not None):
+        # the copy for the product: packed (kernels/linear.py), or quantised
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    total = 0
+    for name, shape in shapes.items():
+        if quantised is not None and name.endswith(("_proj.weight", "lm_head.weight")):
+            total += math.prod(shape) * quantised.itemsize + shape[0] * torch.float32.itemsize  # a scale each row
+        else:
+            total += math.prod(shape) * dtype.itemsize
+    return total
 
 
 def untie_if_different(checkpoint: Checkpoint, config: ModelConfig) -> ModelConfig:

@@ -30,7 +30,8 @@ class Estimate:
 
 def estimate(
     *,
-    parameters: int,
+    weights: int,
+    matrix: int = 0,
     kv_rows: Sequence[int],
     num_kv_heads: int,
     head_dim: int,
@@ -40,23 +41,22 @@ def estimate(
     max_rows: int,
     scratch_rows: int,
     logit_rows: int,
-    weight_bytes: int,
     kv_bytes: int,
     sequences: int = 1,
 ) -> Estimate:
     """Bytes of weights, KV cache and the buffers of one forward.
 
-    parameters: count, tied ones once. kv_rows: slots of each layer (its window on sliding layers), one sequence.
-    max_rows: rows of the largest forward (a prefill chunk, or the tree). scratch_rows: those that the cache holds
-    besides. logit_rows: rows that get logits at once.
-    weight_bytes, kv_bytes: bytes an element. Logits and the widest activations count as fp32.
+    weights: bytes of all. matrix: bytes of the largest one that is written out for its product. kv_rows: slots of each
+    layer (its window on sliding layers), one sequence. max_rows: rows of the largest forward (a prefill chunk, or the
+    tree). scratch_rows: those that the cache holds besides. logit_rows: rows that get logits at once. kv_bytes: bytes
+    an element. Logits and the widest activations count as fp32.
     """
     row = 2 * num_kv_heads * head_dim * kv_bytes
     activations = max_rows * 4 * (4 * hidden_size + 2 * intermediate_size)
     return Estimate(
-        weights=parameters * weight_bytes,
+        weights=weights,
         kv_cache=sequences * row * sum(kv_rows),
-        scratch=row * scratch_rows * len(kv_rows) + activations + 4 * logit_rows * vocab_size,
+        scratch=row * scratch_rows * len(kv_rows) + activations + 4 * logit_rows * vocab_size + matrix,
     )
 
 
@@ -70,7 +70,7 @@ def check(need: Estimate, device: torch.device | str) -> None:
     if available is not None and need.total > available:
         raise ModelError(
             f"{_size(need.total)} needed on {device}, {_size(available)} available ({need})",
-            "choose a smaller max_length, bfloat16, or a smaller model",
+            "choose a smaller max_length, bfloat16, int8 weights, or a smaller model",
         )
 
 

@@ -47,7 +47,7 @@ def widen(model: Decoder, shape: ModelConfig, *, seed: int = 0) -> Decoder: ...
 @overload
 def widen(model: LoadedModel, shape: ModelConfig, *, seed: int = 0) -> LoadedModel: ...
 def widen(model: Decoder | LoadedModel, shape: ModelConfig, *, seed: int = 0) -> Decoder | LoadedModel:
-    """The same function in a larger shape, on the same device and in the same type.
+    """The same function in a larger shape, on the same device and in the same type, quantised if the model is.
 
     model: of a Llama-like family (llama, mistral, qwen2, qwen3), in fp32 or bf16; may be a self-draft of fewer layers
     (`Decoder.with_layers`). shape: only its sizes count, hidden_size, intermediate_size, num_layers, num_heads,
@@ -63,9 +63,10 @@ def widen(model: Decoder | LoadedModel, shape: ModelConfig, *, seed: int = 0) ->
     num_tokens = model.num_tokens if isinstance(model, LoadedModel) else decoder.config.vocab_size
     check_sizes(decoder, shape)
     config = wide_config(decoder, shape)
-    check(memory_need(config, decoder.max_length, decoder.device, decoder.dtype), decoder.device)
+    need = memory_need(config, decoder.max_length, decoder.device, decoder.dtype, decoder.quantised)
+    check(need, decoder.device)
     places = make_places(decoder, config, num_tokens)
-    wide = Decoder(config, Widened(decoder, config, places, seed).tensor, decoder.max_length)
+    wide = Decoder(config, Widened(decoder, config, places, seed).tensor, decoder.max_length, decoder.quantised)
     if not isinstance(model, LoadedModel):
         return wide
     return replace(model, decoder=wide, num_tokens=config.vocab_size if places.masks else num_tokens)
@@ -235,8 +236,7 @@ def own_weights(decoder: Decoder) -> GetTensor:
         if kind == "bias":
             assert linear.bias is not None, "asked for only where the config says so"
             return linear.bias[first:last]
-        weight: Tensor = linear.weight.to_dense() if linear.packed else linear.weight
-        return weight[first:last]
+        return linear.plain(decoder.dtype)[first:last]
 
     def get(name: str) -> Tensor:
         parts = name.split(".")

@@ -54,13 +54,16 @@ def chat(
     adapter: options.Adapter = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    weights: options.Weights = "auto",
+    draft_weights: options.DraftWeights = "auto",
     max_length: options.MaxLength = None,
     accept_terms: options.AcceptTerms = False,
 ) -> None:
     """Talk with a model: replies as they are written, /help for the rest. From a pipe, each line is a turn."""
     chosen = EngineOptions(
-        model, draft_model, drafter, trees, rule, budget, adapter or [], device, dtype, max_length, accept_terms
-    )
+        model, draft_model, drafter, trees, rule, budget, adapter or [], device, dtype, max_length, accept_terms,
+        weights, draft_weights,
+    )  # fmt: skip
     with reported(bad_request=BAD_USAGE):
         params = SamplingParams(
             max_tokens=max_tokens,

@@ -55,6 +55,8 @@ def generate(
     adapter: options.Adapter = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    weights: options.Weights = "auto",
+    draft_weights: options.DraftWeights = "auto",
     max_length: options.MaxLength = None,
     compare_plain: Annotated[
         bool, typer.Option("--compare-plain", help="Decode again without drafting, and compare speed and tokens.")
@@ -64,8 +66,9 @@ def generate(
 ) -> None:
     """Answer one prompt: text to standard output, figures to standard error."""
     chosen = EngineOptions(
-        model, draft_model, drafter, trees, rule, budget, adapter or [], device, dtype, max_length, accept_terms
-    )
+        model, draft_model, drafter, trees, rule, budget, adapter or [], device, dtype, max_length, accept_terms,
+        weights, draft_weights,
+    )  # fmt: skip
     with reported(bad_request=BAD_USAGE):
         if system is not None and not chat:
             raise RequestError("--system needs --chat: only a chat template has a place for it")

@@ -33,6 +33,8 @@ Budget = Annotated[int, typer.Option(min=1, max=64, help="Rows of one pass at mo
 Adapter = Annotated[list[str] | None, typer.Option(help="LoRA folder to merge; may be given again.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Weights = Annotated[str, typer.Option(help="auto, as the type says; int8 or fp8, quantised at load.")]
+DraftWeights = Annotated[str, typer.Option(help="The same for a draft model of its own.")]
 MaxLength = Annotated[
     int | None, typer.Option(help="Tokens of prompt and answer together.", show_default="the model's, up to 8192")
 ]
@@ -75,6 +77,8 @@ class EngineOptions:
     dtype: str
     max_length: int | None
     accept_terms: bool
+    weights: str = "auto"
+    draft_weights: str = "auto"
 
     @property
     def drafter_spec(self) -> str:
@@ -85,12 +89,15 @@ class EngineOptions:
 
     def check(self, params: SamplingParams) -> None:
         """Refuse bad values before a model is fetched or loaded, which may take minutes."""
-        from pad_engine.loader import check_drafter
+        from pad_engine.loader import check_drafter, pick_draft_weights
         from pad_engine.models.loader import pick_device, pick_dtype
+        from pad_engine.models.quantise import pick_weights
         from pad_engine.rules.select import make_rule, rule_for
 
         rule_for(make_rule(self.rule, num_tokens=2), params)
-        pick_dtype(self.dtype, pick_device(self.device))
+        device = pick_device(self.device)
+        pick_dtype(self.dtype, device)
+        pick_draft_weights(self.draft_weights, self.draft_model, pick_weights(self.weights, device), device)
         name, _ = check_drafter(self.drafter_spec, self.trees, budget=2)
         if name == "draft-model" and self.draft_model is None:
             raise RequestError("--drafter draft-model needs --draft-model", 'a model, or "self:drop=3,4"')
@@ -103,10 +110,12 @@ class EngineOptions:
             fetch(self.model, self.accept_terms),
             drafter=self.drafter_spec,
             draft_model=self.draft_folder(),
+            draft_weights=self.draft_weights,
             trees=self.trees,
             rule=self.rule,
             device=self.device,
             dtype=self.dtype,
+            weights=self.weights,
             max_length=self.max_length,
             adapters=self.adapters,
             budget=self.budget,

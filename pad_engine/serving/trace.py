@@ -54,6 +54,8 @@ def trace(
     adapter: options.Adapter = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    weights: options.Weights = "auto",
+    draft_weights: options.DraftWeights = "auto",
     max_length: options.MaxLength = None,
     accept_terms: options.AcceptTerms = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rounds as JSON.")] = None,
@@ -61,8 +63,9 @@ def trace(
 ) -> None:
     """Answer one prompt and show which tokens were drafted, overridden and chosen by the target."""
     chosen = EngineOptions(
-        model, draft_model, drafter, trees, rule, budget, adapter or [], device, dtype, max_length, accept_terms
-    )
+        model, draft_model, drafter, trees, rule, budget, adapter or [], device, dtype, max_length, accept_terms,
+        weights, draft_weights,
+    )  # fmt: skip
     with reported(bad_request=BAD_USAGE):
         params = SamplingParams(
             max_tokens, temperature, seed, ignore_eos, top_k=top_k, top_p=top_p, min_p=min_p,

@@ -1,0 +1,104 @@
+"""The products' part of tune.py: which there are in a pass, and the launch parameters that may be good for them."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from shapes import shape_config
+from torch import Tensor
+
+from pad_engine.kernels import tuning
+from pad_engine.kernels.quantise import QUANTISED
+from pad_engine.kernels.tuning import TileConfig
+
+OPS = ("qkv", "out", "gate_up", "down", "lm_head")
+SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory that a program may have
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product of a pass: weights `[m, k]`, `rows` rows. quantised: the weights' type of one byte, or None."""
+
+    op: str
+    rows: int
+    m: int
+    k: int
+    quantised: torch.dtype | None = None
+
+    @property
+    def item(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.quantised is None else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return self.m * self.k * self.item
+
+    def random_weight(self) -> Tensor:
+        """Weights on the card, of a size that their type holds well."""
+        weight = torch.randn(self.m, self.k, dtype=torch.bfloat16, device="cuda")
+        return weight if self.quantised is None else (16 * weight).to(self.quantised)
+
+
+def products(shape: str, rows: int, weights: str = "bf16") -> list[Product]:
+    """The five products of a shape. weights: bf16, int8 or fp8."""
+    c = shape_config(shape, 4096)
+    heads = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+    sizes = {
+        "qkv": (heads, c.hidden_size),
+        "out": (c.hidden_size, c.num_heads * c.head_dim),
+        "gate_up": (2 * c.intermediate_size, c.hidden_size),
+        "down": (c.hidden_size, c.intermediate_size),
+        "lm_head": (c.vocab_size, c.hidden_size),
+    }
+    return [Product(op, rows, *sizes[op], QUANTISED.get(weights)) for op in OPS]
+
+
+def candidates(product: Product) -> Iterator[TileConfig]:
+    """Parameters that may be good: enough bytes in flight, enough programs, and not too many registers."""
+    return one_row(product) if product.rows == 1 else many_rows(product)
+
+
+def one_row(product: Product) -> Iterator[TileConfig]:
+    halves = 2 if product.op == "gate_up" else 1
+    persistent = (4, 8, 16) if product.op == "lm_head" else (1,)
+    for block, block_k, warps, unroll, per_core in itertools.product(
+        (1, 2, 4, 8, 16), (256, 512, 1024, 2048), (1, 2, 4, 8), (1, 4), persistent
+    ):
+        per_thread = halves * block * block_k // (32 * warps)
+        steps = -(-product.k // block_k)
+        # in registers: the LM head has running bests besides
+        fits = (32 if product.op == "lm_head" else 16) <= per_thread <= 64 and per_thread * unroll <= 128
+        useful = block_k < 2 * tuning.next_power(product.k) and (unroll == 1 or steps > unroll // 2)
+        if fits and useful and per_core * warps <= 48:
+            yield TileConfig(block, block_k, stages=unroll, warps=warps, per_core=per_core)
+
+
+def many_rows(product: Product) -> Iterator[TileConfig]:
+    halves = 2 if product.op == "gate_up" else 1
+    persistent = (1, 2) if product.op == "lm_head" else (1,)
+    for block, block_k, split_k, stages, warps, per_core in itertools.product(
+        (16, 32, 64, 128), (64, 128, 256, 512), (1, 2, 4, 8), (2, 3, 4, 6), (4, 8), persistent
+    ):
+        tile_rows = halves * block
+        shared = (tile_rows * product.item + product.rows * 2) * block_k * (stages - 1)
+        programs = product.m // tile_rows * split_k
+        steps = -(-product.k // (block_k * split_k))
+        # a short reduction lies in the pipeline whole; a long one needs it deep
+        deep = shared >= 32 * 1024 and stages > 2 if product.k > 2048 else shared >= 16 * 1024 and stages <= 4
+        fits = deep and shared <= SHARED // per_core
+        enough = product.op == "lm_head" or 60 <= programs <= 600
+        whole = product.op not in ("gate_up", "lm_head") or split_k == 1
+        if fits and enough and whole and stages <= steps + 1 and (warps == 4 or tile_rows >= 128) and tile_rows <= 128:
+            yield TileConfig(block, block_k, split_k, stages, warps, per_core)
+
+
+def with_prefetch(product: Product, config: TileConfig) -> Iterator[TileConfig]:
+    """The same with weights asked for ahead of the wait."""
+    tile_rows = config.block * (2 if product.op == "gate_up" else 1)
+    segments = max(1, 32 * config.warps // tile_rows)
+    for columns in (256, 512, 1024, 2048, 4096):
+        if columns < 2 * product.k // config.split_k and columns * product.item >= 16 * segments:
+            yield replace(config, prefetch=columns)

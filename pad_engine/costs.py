@@ -1,0 +1,63 @@
+"""Measured costs that outlive the process, by card and model, so that a first request need not measure them anew.
+
+A cache and nothing more: what cannot be read or written is done without. Costs that a file brings count as one sample
+each, so what a process measures itself soon replaces them.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+
+import torch
+
+from pad_engine.controller import Controller
+from pad_engine.kernels.tuning import card_name
+from pad_engine.models.cache import cache_root
+
+CHANGED = 0.1  # of a cost, before a file is written again
+
+
+class CostFile:
+    """The costs of one way of decoding. parts: whatever they depend on, apart from the card, as text."""
+
+    def __init__(self, device: torch.device, parts: list[str]) -> None:
+        name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+        self.path = cache_root() / "costs" / card_name(device) / f"{name}.json"
+        self.saved: dict[str, float] = {}
+
+    def load(self, controller: Controller) -> None:
+        """Tell a controller what the file says, if there is one and it makes sense."""
+        try:
+            costs = {name: float(value) for name, value in json.loads(self.path.read_text(encoding="utf-8")).items()}
+            rows = {int(name): value for name, value in costs.items() if name != "draft"}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return
+        if not all(math.isfinite(value) and value >= 0 for value in costs.values()) or min(rows, default=1) < 1:
+            return
+        self.saved = costs
+        for count, milliseconds in rows.items():
+            controller.verify_cost.add(count, milliseconds)
+        if "draft" in costs:
+            controller.draft_cost.add(1, costs["draft"])
+
+    def save(self, controller: Controller) -> None:
+        """Write what a controller has measured, if it says something new."""
+        costs = {str(rows): controller.verify_cost(rows) for rows in controller.verify_cost.samples}
+        if controller.draft_cost.samples:
+            costs["draft"] = controller.draft_cost(1)
+        if all(name in self.saved and close(value, self.saved[name]) for name, value in costs.items()):
+            return
+        costs = self.saved | costs
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(costs) + "\n", encoding="utf-8")
+            os.replace(temporary, self.path)
+        self.saved = costs
+
+
+def close(value: float, saved: float) -> bool:
+    """Whether a cost is about what it was."""
+    return abs(value - saved) <= CHANGED * max(value, saved)

@@ -1,0 +1,273 @@
+"""Many requests at once, for labels, calibration and evaluation: the engine's own round over a forest, one tree a
+sequence. A sequence that ends hands its place to the next request.
+
+Sequences are independent: in fp32 an answer is the one that engine.py gives to its request alone, with a drafter
+"draft-model:depth=..." that always drafts its whole budget. What counts here is the tokens of all requests a second,
+not the latency of one. Next to read: kv_forest.py, drafters/draft_forest.py.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pad_engine.config import SamplingParams
+from pad_engine.drafters.draft_forest import DraftForest
+from pad_engine.engine import decode_round
+from pad_engine.errors import NonFiniteError, RequestError
+from pad_engine.kv_cache import prefill_chunk
+from pad_engine.loader import load_draft
+from pad_engine.models.decoder import Decoder
+from pad_engine.models.loader import LoadedModel, load_model, memory_need
+from pad_engine.models.memory import Estimate, check
+from pad_engine.prompt import encode
+from pad_engine.rules.rule import AcceptanceRule
+from pad_engine.rules.select import RelaxedRule, bind, rule_for
+from pad_engine.state import Commit, Overridden, State
+from pad_engine.text import TextStream
+from pad_engine.tree import DraftTree
+from pad_engine.verify import read_prompts
+
+MAX_DEPTH = 63  # a tree has 64 nodes at most
+SCRATCH = MAX_DEPTH + 1
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, and the draft model that shares its first `shared_tokens` ids, if there is one."""
+
+    target: LoadedModel
+    draft: Decoder | None = None
+    shared_tokens: int = 0
+
+
+def make_pair(model: str | Path, draft_model: str | Path | None = None, **options: Any) -> Pair:
+    """Load a pair. draft_model: as of loader.make_engine. options: those of load_model."""
+    target = load_model(model, **options)
+    if draft_model is None:
+        return Pair(target)
+    draft, shared = load_draft(draft_model, target, bool(options.get("accept_terms")))
+    return Pair(target, draft, min(shared, target.num_tokens))
+
+
+@dataclass(frozen=True)
+class ForestRequest:
+    """prompt: token ids. key: anything; the answer carries it, and errors name it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    key: Any = None
+
+
+@dataclass(frozen=True)
+class ForestAnswer:
+    """A finished answer. finish_reason: "stop" or "length". seed: the one that was used. draft_tokens: verified.
+    accepted_tokens: drafted and kept. overrides: for each token that only an override kept, its index among the
+    answer's tokens, and what it was."""
+
+    key: Any
+    token_ids: list[int]
+    finish_reason: str
+    seed: int
+    rounds: int
+    draft_tokens: int
+    accepted_tokens: int
+    overrides: list[tuple[int, Overridden]]
+
+
+@dataclass
+class Running:
+    """A request at work. text: looks for its stop texts, if it has any."""
+
+    request: ForestRequest
+    state: State
+    rule: AcceptanceRule
+    text: TextStream | None
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    overrides: list[tuple[int, Overridden]] = field(default_factory=list)
+
+    def add(self, commit: Commit) -> None:
+        """Count a round, cut where a stop text ends the answer."""
+        if self.text is not None and (count := self.text.push(commit.tokens)[1]) is not None:
+            commit = self.state.cut(commit, count)
+        self.draft_tokens += len(commit.tree) - 1
+        self.accepted_tokens += commit.accepted
+        first = len(self.state.generated) - len(commit.tokens)
+        depth = commit.tree.depth
+        self.overrides += [(first + depth[one.node] - 1, one) for one in commit.overridden]
+
+    def answer(self) -> ForestAnswer:
+        """What has been generated."""
+        state = self.state
+        if self.text is not None and not self.text.stopped:
+            self.text.flush()  # a stop text may be complete only with the last bytes
+        reason = "stop" if self.text is not None and self.text.stopped else state.finish_reason
+        assert reason is not None
+        return ForestAnswer(
+            self.request.key, state.generated, reason, state.seed, state.round, self.draft_tokens,
+            self.accepted_tokens, self.overrides,
+        )  # fmt: skip
+
+
+class Forest:
+    """Decodes up to `batch` requests at a time. rule: as of Engine. depth: tokens that the draft model drafts a round,
+    0 for none. max_length: tokens of prompt and answer together at most; by default what the target was loaded for. The
+    cache has room for as many in each of its `batch` sequences.
+
+    After an error of a step it is of no use.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        rule: str | AcceptanceRule | RelaxedRule = "auto",
+        depth: int = 0,
+        batch: int = 64,
+        max_length: int | None = None,
+    ) -> None:
+        target = pair.target.decoder
+        if not 0 <= depth <= MAX_DEPTH or batch < 1:
+            raise RequestError(f"depth must be in [0, {MAX_DEPTH}] and batch at least 1, got {depth} and {batch}")
+        if depth and pair.draft is None:
+            raise RequestError(
+                f"depth {depth} needs a draft model, and the pair has none", "make_pair(..., draft_model=)"
+            )
+        self.max_length = target.max_length if max_length is None else max_length
+        if not 2 <= self.max_length <= target.max_length:
+            raise RequestError(f"max_length must be in [2, {target.max_length}], got {self.max_length}")
+        self.pair, self.target, self.num_tokens = pair, target, pair.target.num_tokens
+        self.rule = bind(rule, target, self.num_tokens)
+        self.chunk = prefill_chunk(target.device)
+        one = memory_need(target.config, self.max_length, target.device, target.dtype).kv_cache
+        check(Estimate(0, batch * one, 0), target.device)
+        self.cache = target.new_cache(num_seqs=batch, capacity=self.max_length, scratch=SCRATCH)
+        self.draft = self._draft_forest(depth, batch)
+        self.free = deque(range(batch))  # places, the longest unused first: the others may hold a prompt's beginning
+        self.waiting: list[Running] = []
+        self.running: list[Running] = []
+
+    def _draft_forest(self, depth: int, batch: int) -> DraftForest | None:
+        draft = self.pair.draft
+        if draft is None or not depth:
+            return None
+        capacity = min(self.max_length, draft.max_length)
+        return DraftForest(
+            draft, num_seqs=batch, num_tokens=self.pair.shared_tokens, capacity=capacity, depth=depth, scratch=SCRATCH,
+            chunk=self.chunk,
+        )  # fmt: skip
+
+    @property
+    def room(self) -> int:
+        """How many more requests can be taken now."""
+        return len(self.free)
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are at work."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: ForestRequest) -> None:
+        """Take a request; the next step begins it. RequestError names what is wrong with it, and its key."""
+        if not self.free:
+            raise ValueError("the forest is full: step until it has room")
+        params = request.params
+        try:
+            prompt = encode(self.pair.target.tokenizer, request.prompt, self.num_tokens)
+            rule = rule_for(self.rule, params)
+        except RequestError as error:
+            raise RequestError(f"request {request.key!r}: {error}", error.hint) from error
+        if params.logprobs is not None:
+            raise RequestError(f"request {request.key!r}: answers of a forest have no logprobs")
+        if len(prompt) >= self.max_length:
+            raise RequestError(
+                f"request {request.key!r}: its prompt has {len(prompt)} tokens and leaves no room in a context of "
+                f"{self.max_length}"
+            )
+        end_ids = frozenset(params.stop_token_ids)
+        end_ids |= frozenset() if params.ignore_eos else frozenset(self.pair.target.eos_token_ids)
+        seed = secrets.randbits(53) if params.seed is None else params.seed
+        state = State(prompt, len(prompt), self.max_length, params, seed, end_ids, seq=self.free.popleft())
+        state.draws_from_q = rule.end.startswith("residual") and not params.greedy
+        stops = params.stop_texts
+        text = TextStream(self.pair.target.tokenizer, stops, params.min_tokens) if stops else None
+        self.waiting.append(Running(request, state, rule, text))
+
+    @torch.inference_mode()
+    def step(self) -> list[ForestAnswer]:
+        """One round of all requests; returns the answers that it has finished."""
+        self._begin()
+        trees = self._propose()
+        for members in passes(self.running):
+            self._round(members, [trees[one.state.seq] for one in members])
+        done = [one for one in self.running if one.state.finish_reason is not None]
+        self.running = [one for one in self.running if one.state.finish_reason is None]
+        self.free.extend(one.state.seq for one in done)
+        return [one.answer() for one in done]
+
+    def _begin(self) -> None:
+        """Read the prompts of new requests."""
+        if not self.waiting:
+            return
+        prompts = {one.state.seq: list(one.state.ids) for one in self.waiting}
+        read_prompts(self.target, self.cache, prompts, self.chunk)
+        if self.draft is not None:
+            self.draft.begin(prompts)
+        self.running += self.waiting
+        self.waiting = []
+
+    def _propose(self) -> dict[int, DraftTree]:
+        """A tree for each sequence."""
+        states = [one.state for one in self.running]
+        if self.draft is None:
+            return {state.seq: DraftTree.chain([state.root]) for state in states}
+        trees = self.draft.propose(states)
+        return {state.seq: tree for state, tree in zip(states, trees, strict=True)}
+
+    def _round(self, members: Sequence[Running], trees: Sequence[DraftTree]) -> None:
+        """One pass of requests that one rule serves."""
+        rule, states = members[0].rule, [one.state for one in members]
+        try:
+            commits, _ = decode_round(self.target, self.cache, rule, states, trees, self.num_tokens, rule.taps)
+        except NonFiniteError as error:
+            keys = {one.state.seq: one.request.key for one in members}
+            raise NonFiniteError(f"request {keys[error.seq]!r}: {error}", seq=error.seq) from error
+        if self.draft is not None:
+            self.draft.observe(states, commits)
+        for one, commit in zip(members, commits, strict=True):
+            one.add(commit)
+
+
+def passes(running: Sequence[Running]) -> list[list[Running]]:
+    """The requests whose rules judge alike: greedy and sampled ones share a pass but where a walk is their base."""
+    groups: dict[tuple[int, int, int], list[Running]] = {}
+    for one in running:
+        key = id(one.rule.judge), id(one.rule.walk_path), id(one.rule.override)
+        groups.setdefault(key, []).append(one)
+    return list(groups.values())
+
+
+def decode_forest(
+    pair: Pair,
+    requests: Iterable[ForestRequest],
+    *,
+    rule: str | AcceptanceRule | RelaxedRule = "auto",
+    depth: int = 0,
+    batch: int = 64,
+    max_length: int | None = None,
+) -> Iterator[ForestAnswer]:
+    """Answers to requests, as they finish. Requests are taken from the iterable when a place is free. The other
+    arguments are those of Forest."""
+    forest, waiting = Forest(pair, rule=rule, depth=depth, batch=batch, max_length=max_length), iter(requests)
+    while True:
+        for request in islice(waiting, forest.room):
+            forest.add(request)
+        if not forest.busy:
+            return
+        yield from forest.step()

@@ -1,0 +1,201 @@
+"""Many requests at once: every answer is the one that the engine gives to its request alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny import Make, some_ids, tiny_decoder, tiny_engine
+
+from pad_engine import SamplingParams
+from pad_engine.captured import Played
+from pad_engine.errors import NonFiniteError, RequestError
+from pad_engine.forest import ForestRequest, Pair, decode_forest, make_pair
+from pad_engine.loader import make_engine
+from pad_engine.models.decoder import Decoder
+
+DEPTH = 3
+
+
+def pair_of(make: Make, family: str = "llama", draft: str = "near", **options: Any) -> Pair:
+    target = make(family, tie_word_embeddings=False, **options)
+    model = make(family, tie_word_embeddings=False, noise=0.06, **options) if draft == "near" else draft
+    return make_pair(target, model, device="cpu")
+
+
+def mixed(count: int, temperature: float | None = None) -> list[ForestRequest]:
+    """Requests of many lengths. Some share the beginning of their prompt, and some the whole of it."""
+    common, requests = some_ids(20, 99), []
+    for i in range(count):
+        prompt = (common[: 20 - i % 3] if i % 2 else []) + some_ids(1 + (5 * i) % 13, i)
+        prompt = requests[-1].prompt if i % 5 == 4 else prompt
+        warmth = (0.0, 0.7, 1.2)[i % 3] if temperature is None else temperature
+        requests.append(
+            ForestRequest(prompt, SamplingParams(1 + (7 * i) % 30, warmth, i, ignore_eos=i % 4 == 0), key=i)
+        )
+    return requests
+
+
+def alone(pair_folder: dict[str, Any], request: ForestRequest) -> tuple[Any, list[tuple[int, Any]]]:
+    """The engine's own answer, and its overrides by their index among the tokens."""
+    rounds: list[Played] = []
+    out = pair_folder["engine"].generate(request.prompt, request.params, on_round=rounds.append)
+    overrides, start = [], 0
+    for played in rounds:
+        overrides += [(start + played.commit.tree.depth[one.node] - 1, one.node) for one in played.commit.overridden]
+        start += len(played.commit.tokens)
+    return out, overrides
+
+
+def check(
+    make: Make, family: str, rule: str, depth: int, requests: list[ForestRequest], batch: int, **options: Any
+) -> int:
+    """Compare; returns the number of overrides."""
+    pair = pair_of(make, family, **options)
+    near = make(family, tie_word_embeddings=False, noise=0.06, **options)
+    drafting: dict[str, Any] = dict(drafter=f"draft-model:depth={depth}", draft_model=near) if depth else {}
+    engine = tiny_engine(make(family, tie_word_embeddings=False, **options), budget=depth + 1, rule=rule, **drafting)
+    answers = {answer.key: answer for answer in decode_forest(pair, requests, rule=rule, depth=depth, batch=batch)}
+    assert sorted(answers) == list(range(len(requests)))
+    for request in requests:
+        out, overrides = alone({"engine": engine}, request)
+        answer = answers[request.key]
+        assert (answer.token_ids, answer.finish_reason) == (out.token_ids, out.finish_reason), request
+        stats = (out.stats.rounds, out.stats.draft_tokens, out.stats.accepted_tokens)
+        assert (answer.rounds, answer.draft_tokens, answer.accepted_tokens) == stats
+        assert [(index, one.node) for index, one in answer.overrides] == overrides
+        assert answer.seed == request.params.seed
+    return sum(len(answer.overrides) for answer in answers.values())
+
+
+@pytest.mark.parametrize("depth", [0, DEPTH])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text"])
+def test_answers_are_those_of_the_engine(make_model: Make, family: str, depth: int) -> None:
+    """Greedy and sampled requests of mixed lengths beside one another, more of them than places."""
+    assert check(make_model, family, "auto", depth, mixed(14), batch=4) == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature"), [("margin:theta=0.3", 0.0), ("typical:eps=0.01,max-overrides=2,window=9", 0.8)]
+)
+def test_a_relaxed_rule_overrides_what_it_overrides_alone(make_model: Make, rule: str, temperature: float) -> None:
+    assert check(make_model, "llama", rule, DEPTH, mixed(9, temperature), batch=4) > 5
+
+
+def test_speculative_sampling_draws_what_it_draws_alone(make_model: Make) -> None:
+    assert check(make_model, "llama", "rejection", DEPTH, mixed(6, 0.9), batch=3) == 0
+
+
+def test_changed_logits(make_model: Make) -> None:
+    """Requests with penalties, bans and filters beside some without."""
+    fields: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.4}, {}, {"min_tokens": 9, "frequency_penalty": 0.5}, {"top_k": 5, "temperature": 0.9},
+        {"logit_bias": {7: 40.0}, "presence_penalty": 1.0}, {"top_p": 0.6, "temperature": 1.1},
+    ]  # fmt: skip
+    requests = [replace(r, params=replace(r.params, max_tokens=25, **f)) for r, f in zip(mixed(6), fields, strict=True)]
+    check(make_model, "llama", "auto", DEPTH, requests, batch=6)
+
+
+def test_stops_and_ends_are_those_of_the_engine(make_model: Make) -> None:
+    """Stop texts inside a round and across two, stop ids, end ids, min_tokens, and the end of the context."""
+    folder, near = (make_model("llama", tie_word_embeddings=False, noise=noise) for noise in (0.0, 0.06))
+    options: dict[str, Any] = dict(max_length=40)
+    engine = tiny_engine(folder, f"draft-model:depth={DEPTH}", draft_model=near, budget=DEPTH + 1, **options)
+    prompt = some_ids(7)
+    free = engine.generate(prompt, SamplingParams(28, ignore_eos=True))
+    text = free.text
+    every = [SamplingParams(28, stop=[text[at : at + size]]) for at in range(1, len(text) - 2, 3) for size in (1, 2)]
+    every += [SamplingParams(28, stop=[text[2:4], "never"], min_tokens=9), SamplingParams(99), SamplingParams(1)]
+    every += [SamplingParams(28, stop_token_ids=[token]) for token in free.token_ids[:6]]
+    requests = [ForestRequest(prompt, params, key) for key, params in enumerate(every)]
+    pair = make_pair(folder, near, device="cpu", max_length=40)
+    reasons = set()
+    for answer in decode_forest(pair, requests, depth=DEPTH, batch=7):
+        out = engine.generate(prompt, every[answer.key])
+        assert (answer.token_ids, answer.finish_reason) == (out.token_ids, out.finish_reason), every[answer.key]
+        assert answer.accepted_tokens == out.stats.accepted_tokens
+        reasons.add((answer.finish_reason, len(answer.token_ids) == 33))
+    assert reasons == {("stop", False), ("length", True), ("length", False)}
+
+
+def test_a_prefix_is_read_once(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that begin alike share one reading, beside one another and after one another."""
+    rows: list[int] = []
+    forward = Decoder.forward
+
+    def counted(self: Decoder, placement: Any, *rest: Any) -> Any:
+        rows.append(len(placement.tokens))
+        return forward(self, placement, *rest)
+
+    pair = make_pair(make_model("llama"), device="cpu")
+    prompt, ends = some_ids(40), [some_ids(2, seed) for seed in range(1, 5)]
+    requests = [ForestRequest(prompt + end, SamplingParams(1), i) for i, end in enumerate(ends * 3)]
+    expected = [tiny_engine(make_model("llama")).generate(r.prompt, r.params).token_ids for r in requests]
+    monkeypatch.setattr(Decoder, "forward", counted)
+    answers = {answer.key: answer.token_ids for answer in decode_forest(pair, requests, batch=6)}
+    assert [answers[i] for i in range(12)] == expected
+    # the beginning once, one more token of each distinct end, and the last token of all twelve
+    assert sum(rows) == 41 + 3 + 12
+
+
+@pytest.mark.parametrize("where", ["target", "draft"])
+def test_rows_that_are_not_finite(make_model: Make, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """In the target they name their request; in the draft model they cost the draft of their sequence alone."""
+    pair, logits, token = pair_of(make_model), Decoder.logits, 77
+    assert pair.draft is not None
+    decoder = pair.target.decoder if where == "target" else pair.draft
+    bad = decoder.embedding.clone()
+    bad[token] = torch.nan
+    monkeypatch.setattr(decoder, "embedding", bad)
+    requests = [ForestRequest([*some_ids(5, i), *[token] * (i == 2)], SamplingParams(9, seed=i), i) for i in range(5)]
+    if where == "target":
+        with pytest.raises(NonFiniteError, match=r"request 2: the target's logits after position 5 are not finite"):
+            list(decode_forest(pair, requests, depth=DEPTH, batch=4))
+        return
+    assert logits is Decoder.logits
+    plain = {answer.key: answer.token_ids for answer in decode_forest(pair, requests, batch=2)}
+    for batch in (1, 2, 5):
+        answers = {answer.key: answer for answer in decode_forest(pair, requests, depth=DEPTH, batch=batch)}
+        assert {key: answer.token_ids for key, answer in answers.items()} == plain
+        # a place that held such a sequence drafts again for the next
+        assert [answers[i].draft_tokens > 0 for i in range(5)] == [True, True, False, True, True]
+
+
+def test_a_draft_model_of_a_shorter_context_and_vocabulary(make_model: Make) -> None:
+    target, near = make_model("llama", vocab_size=320), make_model("llama", max_position_embeddings=24)
+    engine = tiny_engine(target, "draft-model:depth=3", draft_model=near, budget=4)
+    requests = [ForestRequest(some_ids(n, n), SamplingParams(14, ignore_eos=True), n) for n in (2, 11, 20, 24, 30)]
+    for answer in decode_forest(make_pair(target, near, device="cpu"), requests, depth=3, batch=3):
+        out = engine.generate(requests[[2, 11, 20, 24, 30].index(answer.key)].prompt, requests[0].params)
+        assert (answer.token_ids, answer.draft_tokens) == (out.token_ids, out.stats.draft_tokens)
+
+
+def test_rotary_frequencies_that_depend_on_the_prompt(make_model: Make) -> None:
+    """Keys of one prompt are none of another."""
+    rope = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}
+    folder = make_model("llama", rope_parameters=rope, max_position_embeddings=32)
+    # a longer context than the model was trained for, where they begin to depend on it
+    loaded = replace(make_pair(folder, device="cpu").target, decoder=tiny_decoder(folder, max_length=80))
+    engine, common = make_engine(loaded, drafter="none"), some_ids(50)
+    requests = [ForestRequest(common[:n], SamplingParams(8), n) for n in (50, 44, 49, 12)]
+    for answer in decode_forest(Pair(loaded), requests, batch=3):
+        assert answer.token_ids == engine.generate(common[: answer.key], SamplingParams(8)).token_ids
+
+
+@pytest.mark.parametrize(
+    ("request_", "options", "words"),
+    [
+        (ForestRequest([], SamplingParams(), "a"), {}, "request 'a': the prompt is empty"),
+        (ForestRequest([300], SamplingParams(), "a"), {}, "request 'a': prompt token id 300 is outside"),
+        (ForestRequest([1] * 20, SamplingParams(), "a"), {"max_length": 20}, "request 'a': its prompt has 20 tokens"),
+        (ForestRequest([1], SamplingParams(logprobs=1), "a"), {}, "request 'a': answers of a forest have no logprobs"),
+        (ForestRequest([1], SamplingParams(temperature=1.0), 3), {"rule": "greedy"}, "request 3: rule greedy needs"),
+        (ForestRequest([1], SamplingParams()), {"depth": 1}, "depth 1 needs a draft model"),
+        (ForestRequest([1], SamplingParams()), {"batch": 0}, "batch at least 1"),
+        (ForestRequest([1], SamplingParams()), {"max_length": 999}, r"max_length must be in \[2, 256\], got 999"),
+    ],
+)
+def test_bad_requests_are_named(make_model: Make, request_: Any, options: dict[str, Any], words: str) -> None:
+    pair = make_pair(make_model("llama"), device="cpu")
+    with pytest.raises(RequestError, match=words):
+        list(decode_forest(pair, [request_], **options))
