@@ -1,7 +1,8 @@
 """`pad bench`: what a model does on this machine, plainly and with a drafter, on a few prompts of our own.
 
-Prompts differ in how much of their answer they hold already, which is what a drafter that copies lives on. Times are of
-whole requests by the engine's own clock; bench/ in the sources measures single kernels and steps.
+Prompts differ in how much of their answer they hold already, which is what a drafter that copies lives on. One table is
+by prompt, the controller deciding; the other by budget and temperature, every round drafting all that it may. Times are
+by the engine's own clock; bench/ in the sources measures single kernels and steps. Next to read: bench_rounds.py.
 """
 
 import json
@@ -11,15 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pad_engine.config import SamplingParams
+from pad_engine.config import MAX_TEMPERATURE, SamplingParams
 from pad_engine.errors import RequestError
 from pad_engine.serving import options
+from pad_engine.serving.bench_rounds import drafting, measure_rounds, parse_numbers, rounds_table
 from pad_engine.serving.generate import WARM_UP_TOKENS
 from pad_engine.serving.models import PIPED_WIDTH
 from pad_engine.serving.options import EngineOptions
 from pad_engine.serving.terminal import BAD_USAGE, reported
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from pad_engine.engine import Engine
     from pad_engine.output import Stats
 
@@ -53,46 +57,54 @@ def bench(
     budget: options.Budget = 16,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens a prompt.")] = 64,
     temperature: options.Temperature = 0.0,
+    budgets: Annotated[str, typer.Option(help="Of the second table; 1 is plain decoding.")] = "1,4,8,16,32,64",
+    temperatures: Annotated[str, typer.Option(help="Of the second table.")] = "0,1",
     adapter: options.Adapter = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    weights: options.Weights = "auto",
+    draft_weights: options.DraftWeights = "auto",
     max_length: options.MaxLength = None,
     accept_terms: options.AcceptTerms = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Measure a model on this machine: prefill, plain steps, and drafted rounds on a few built-in prompts."""
     chosen = EngineOptions(
-        model, draft_model, drafter, trees, "auto", budget, adapter or [], device, dtype, max_length, accept_terms
-    )
+        model, draft_model, drafter, trees, "auto", budget, adapter or [], device, dtype, max_length, accept_terms,
+        weights, draft_weights,
+    )  # fmt: skip
     with reported(bad_request=BAD_USAGE):
         params = SamplingParams(tokens, temperature=temperature, seed=0, ignore_eos=True)
         chosen.check(params)
+        sizes = parse_numbers(budgets, "--budgets", int, 1, 64)
+        heats = parse_numbers(temperatures, "--temperatures", float, 0, MAX_TEMPERATURE)
         engine = chosen.load(verbose=not as_json)
         if tokens + 2 > engine.max_length:
             raise RequestError(f"{tokens} new tokens and a prompt do not fit a context of {engine.max_length}")
     with reported():
-        runs = measure(engine, params)
+        prompts = encoded_prompts(engine, tokens)
+        runs = measure(engine, prompts, params)
+        rounds = measure_rounds(engine, prompts, sizes, heats, tokens)
         if as_json:
-            print(json.dumps(as_object(engine, runs, {"model": model, "drafter": chosen.drafter_spec})))
+            named = {"model": model, "drafter": chosen.drafter_spec}
+            print(json.dumps(as_object(engine, runs, named) | {"rounds": rounds}))
         else:
-            show_table(engine, runs, f"{model}, drafter {chosen.drafter_spec}")
+            show(prompts_table(engine, runs, f"{model}, drafter {chosen.drafter_spec}"), rounds_table(rounds))
 
 
-def measure(engine: "Engine", params: SamplingParams) -> list[Run]:
-    """Every prompt twice: the drafter's requests first, then the plain ones."""
-    from pad_engine.controller import Controller
-    from pad_engine.drafters.none import NoDrafter
+def encoded_prompts(engine: "Engine", tokens: int) -> list[list[int]]:
+    """The prompts' ids, cut where an answer of so many tokens would not fit behind them."""
     from pad_engine.prompt import encode
 
-    room = engine.max_length - params.max_tokens
-    prompts = [encode(engine.tokenizer, text, engine.num_tokens)[:room] for text in PROMPTS.values()]
+    room = engine.max_length - tokens
+    return [encode(engine.tokenizer, text, engine.num_tokens)[:room] for text in PROMPTS.values()]
+
+
+def measure(engine: "Engine", prompts: list[list[int]], params: SamplingParams) -> list[Run]:
+    """Every prompt twice: the drafter's requests first, then the plain ones."""
     drafted = [timed(engine, ids, params) for ids in prompts]
-    drafter, controller = engine.drafter, engine.controller
-    try:
-        engine.drafter, engine.controller = NoDrafter(), Controller(1, 0)
+    with drafting(engine, 1):
         plain = [timed(engine, ids, params) for ids in prompts]
-    finally:
-        engine.drafter, engine.controller = drafter, controller
     pairs = zip(PROMPTS, plain, drafted, strict=True)
     return [Run(name, before[0], after[0], before[1] == after[1]) for name, before, after in pairs]
 
@@ -151,10 +163,9 @@ def as_object(engine: "Engine", runs: list[Run], names: dict[str, str]) -> dict[
     return names | made_by | {"machine": machine_facts(), "prompts": prompts, "all": together}
 
 
-def show_table(engine: "Engine", runs: list[Run], title: str) -> None:
+def prompts_table(engine: "Engine", runs: list[Run], title: str) -> "Table":
     """The same for people."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     dtype = str(engine.target.dtype).removeprefix("torch.")
@@ -178,4 +189,13 @@ def show_table(engine: "Engine", runs: list[Run], title: str) -> None:
             f"{found['tokens_per_round']:.2f}",
             "yes" if found["same_tokens"] else "no",
         )
-    Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
+    return table
+
+
+def show(*tables: "Table") -> None:
+    """One below the other."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    for table in tables:
+        console.print(table)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pad_engine import __version__
-from pad_engine.serving import bench, chat, generate, info, models, trace
+from pad_engine.serving import bench, calibrate, chat, evaluate, generate, info, label, models, trace, train
 from pad_engine.serving.terminal import quiet
 
 app = typer.Typer(
@@ -41,6 +41,11 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("trace")(trace.trace)
 app.command("bench")(bench.bench)
+app.command("label")(label.label)
+app.command("merge-labels")(label.merge_labels)
+app.command("calibrate")(calibrate.calibrate)
+app.command("eval")(evaluate.evaluate)
+app.add_typer(train.app, name="train")
 app.command("models")(models.models)
 app.command("info")(info.info)
 

@@ -1,0 +1,108 @@
+"""`pad calibrate`: the loosest setting of a rule whose harm to a task is certainly small, and a certificate of it.
+
+Next to read: training/calibrate.py for the procedure, evaluate.py for the test that should follow.
+"""
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pad_engine.errors import RequestError
+from pad_engine.serving import options, pair
+from pad_engine.serving.pair import PairOptions
+from pad_engine.serving.save import write_json
+from pad_engine.serving.terminal import BAD_USAGE, reported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pad_engine.training.calibrate import Limit, Trial
+    from pad_engine.training.evaluate import Work
+    from pad_engine.training.runner import Runner
+    from pad_engine.training.tasks.task import Question
+
+SPLIT = "calibration"
+
+
+def calibrate(
+    task: pair.TaskSpec,
+    draft_model: pair.DraftModel,
+    rule: Annotated[str, typer.Option(help="A relaxed rule without the option that is calibrated.")],
+    out: pair.Out,
+    model: options.Model = "smollm2-135m",
+    max_loss: Annotated[float, typer.Option(help="Share of questions that may be harmed.")] = 0.02,
+    confidence: pair.Confidence = 0.95,
+    questions: pair.Questions = 4000,
+    settings: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Values to test.", show_default="those of the rule")
+    ] = None,
+    depth: pair.Depth = 8,
+    seed: pair.Seed = 0,
+    batch: pair.Batch = 64,
+    apart: pair.Apart = None,
+    adapter: options.Adapter = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_length: options.MaxLength = None,
+    accept_terms: options.AcceptTerms = False,
+) -> None:
+    """Find how far a rule may be relaxed on a task: harm is what the target has right and the rule makes wrong."""
+    chosen = PairOptions(
+        task, SPLIT, questions, seed, model, draft_model, depth, batch, adapter or [], device, dtype, max_length,
+        accept_terms, apart or [], out,
+    )  # fmt: skip
+    with reported(bad_request=BAD_USAGE):
+        from pad_engine.training.calibrate import Limit, check_enough
+
+        limit = Limit(max_loss, confidence)
+        check_enough(questions, limit)
+        sequence = sequence_of(rule, settings)
+        made, asked = chosen.check(list(sequence.values()))
+        runner = chosen.load()
+    with reported():
+        work = chosen.work(made, runner, rule=rule, sequence=list(sequence.values()), **asdict(limit))
+        tested = run(sequence, asked, runner, work, limit)
+        write_json(out.with_suffix(".json"), certificate(sequence, tested, work, limit))
+        print(f"--rule {sequence[tested[-1].setting]}")
+
+
+def sequence_of(rule: str, settings: str | None) -> dict[float, str]:
+    """The specs to test by their values, strict to loose."""
+    from pad_engine.config import parse_spec
+    from pad_engine.training.settings import ordered, sweep_of, with_setting
+
+    sweep = sweep_of(rule)
+    if sweep.option in parse_spec(rule, "rule")[1]:
+        raise RequestError(f"--rule {rule}: {sweep.option} is what is calibrated", "leave it out, or give --settings")
+    return {value: with_setting(rule, sweep.option, value) for value in ordered(sweep, settings)}
+
+
+def run(
+    sequence: dict[float, str], asked: "Sequence[Question]", runner: "Runner", work: "Work", limit: "Limit"
+) -> "list[Trial]":
+    """The settings that were tested and passed. RequestError if none did."""
+    from pad_engine.training.calibrate import certified, run_trials
+    from pad_engine.training.evaluate import as_requests
+    from pad_engine.training.settings import TARGET
+
+    settings = {value: runner.setting(spec) for value, spec in sequence.items()}
+    requests = as_requests(asked, work.task, runner.encode)
+    tested = run_trials(runner.setting(TARGET), settings, asked, requests, work, limit)
+    for one in tested:
+        word = "passed" if one.passed else "failed"
+        print(f"{sequence[one.setting]}: {one.harms} of {one.questions} harmed, so at most "
+              f"{one.harm_upper_bound:.4f}: {word}", file=sys.stderr)  # fmt: skip
+    return certified(tested, limit)
+
+
+def certificate(sequence: dict[float, str], tested: "Sequence[Trial]", work: "Work", limit: "Limit") -> dict[str, Any]:
+    """What is known of the last setting that passed, and how it was found."""
+    best = tested[-1]
+    return {
+        "rule": sequence[best.setting], **asdict(best), **asdict(limit),
+        "tested": [asdict(one) for one in tested],
+        "classifier_sha256": work.results.settings[sequence[best.setting]]["classifier"],
+        "results": work.results.path.name, "run": work.results.header,
+    }  # fmt: skip

@@ -1,0 +1,144 @@
+"""What `pad calibrate` and `pad eval` share: the options of a pair and its questions, and how they become a file of
+results. Next to read: calibrate.py, evaluate.py."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pad_engine.errors import RequestError
+from pad_engine.serving.options import EngineOptions
+from pad_engine.serving.save import check_place
+
+if TYPE_CHECKING:
+    from pad_engine.training.evaluate import Work
+    from pad_engine.training.runner import Runner
+    from pad_engine.training.tasks.task import Question, Task
+
+TaskSpec = Annotated[
+    str, typer.Option("--task", help="gsm8k:path=FILE, word-problems, ... or module:attribute of your own.")
+]
+DraftModel = Annotated[
+    str, typer.Option(help='Model that drafts, or "self:drop=3,4": the target without these layers.')
+]
+Questions = Annotated[int, typer.Option(min=1, help="How many questions of the split.")]
+Depth = Annotated[int, typer.Option(min=1, max=63, help="Drafted tokens a round.")]
+Batch = Annotated[int, typer.Option(min=1, help="Questions decoded at once.")]
+Seed = Annotated[int, typer.Option(help="Of the choice of questions.")]
+Confidence = Annotated[float, typer.Option(help="Of bounds and intervals.")]
+Apart = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE", help="Labels, results or a classifier's .json: none of its questions may come; may be repeated."
+    ),
+]
+Out = Annotated[
+    Path, typer.Option(metavar="FILE.jsonl", help="Answers are kept here; the same command goes on from them.")
+]
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """A pair, its questions and its file, as they were typed."""
+
+    task: str
+    split: str
+    questions: int
+    seed: int
+    model: str
+    draft_model: str
+    depth: int
+    batch: int
+    adapters: Sequence[str]
+    device: str
+    dtype: str
+    max_length: int | None
+    accept_terms: bool
+    apart: Sequence[Path]
+    out: Path
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        """The options of the two models."""
+        return EngineOptions(
+            self.model, self.draft_model, None, "chain", "auto", self.depth + 1, self.adapters, self.device,
+            self.dtype, self.max_length, self.accept_terms,
+        )  # fmt: skip
+
+    def check(self, specs: Sequence[str]) -> "tuple[Task, list[Question]]":
+        """Refuse bad values, and questions that were used before, ahead of loading models. specs: of the rules. Returns
+        the task and its questions."""
+        from pad_engine.config import SamplingParams
+        from pad_engine.training.baselines import make_any_rule
+        from pad_engine.training.evaluate import draw
+        from pad_engine.training.tasks.select import make_task
+
+        if self.out.suffix != ".jsonl":
+            raise RequestError(f"--out must end in .jsonl, got {self.out}")
+        check_place(self.out)
+        self.engine_options.check(SamplingParams())
+        for spec in specs:
+            make_any_rule(spec, num_tokens=2)
+        task = make_task(self.task)
+        questions = draw(task, self.split, self.questions, self.seed)
+        self.check_apart(questions, specs)
+        return task, questions
+
+    def check_apart(self, questions: "Sequence[Question]", specs: Sequence[str]) -> None:
+        """Refuse questions that a classifier of the rules, or a file of --apart, has seen."""
+        from pad_engine.training.apart import check_apart, classifier_of, trained_on, used_questions
+
+        used = {str(path): used_questions(path) for path in self.apart}
+        for path in {path for spec in specs if (path := classifier_of(spec))}:
+            used[str(path)] = trained_on(path)
+            if not used[str(path)]:
+                print(f"warning: {path} does not name the questions it was trained on; --apart can", file=sys.stderr)
+        check_apart((question.id for question in questions), self.split, used)
+
+    def load(self) -> "Runner":
+        """Fetch and load both models."""
+        from pad_engine.forest import make_pair
+        from pad_engine.serving.terminal import fetch
+        from pad_engine.training.runner import Runner
+
+        made = make_pair(
+            fetch(self.model, self.accept_terms), self.engine_options.draft_folder(), device=self.device,
+            dtype=self.dtype, max_length=self.max_length, adapters=self.adapters, accept_terms=self.accept_terms,
+            verbose=True,
+        )  # fmt: skip
+        assert made.draft is not None, "--draft-model is required"
+        return Runner(made, made.draft, self.depth, self.batch)
+
+    def work(self, task: "Task", runner: "Runner", **more: Any) -> "Work":
+        """The file of results, and what fills it. more: what the command's own options add to the file's header."""
+        from pad_engine.serving.info import machine_facts
+        from pad_engine.training.evaluate import Work
+        from pad_engine.training.results import Results
+
+        decoder = runner.target.decoder
+        header = {
+            "task": self.task, "split": self.split, "questions": self.questions, "seed": self.seed,
+            "max_tokens": task.max_tokens, "model": self.model, "adapters": list(self.adapters),
+            "draft_model": self.draft_model, "depth": self.depth, "max_length": decoder.max_length,
+            "dtype": str(decoder.dtype).removeprefix("torch."), "device": decoder.device.type, **more,
+            "machine": machine_facts(),
+        }  # fmt: skip
+        return Work(task, runner.decode, runner.text_of, Results(self.out, header), show_progress)
+
+
+def check_confidence(confidence: float) -> None:
+    """RequestError unless it is a probability."""
+    if not 0 < confidence < 1:
+        raise RequestError(f"confidence must be in (0, 1), got {confidence}")
+
+
+def show_progress(setting: str, done: int, count: int) -> None:
+    """A line on standard error: on a terminal it is rewritten, elsewhere it comes when a setting is done."""
+    line = f"{setting}: {done} of {count} questions"
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="\n" if done == count else "", file=sys.stderr, flush=True)
+    elif done == count:
+        print(line, file=sys.stderr)

@@ -1,0 +1,112 @@
+"""Put the same questions to a model pair under several settings, all at temperature 0, and keep every answer.
+
+The reference is the target alone. Answers are decoded many at once (forest.py); that is no measure of latency, so the
+speed of a setting is measured apart, one stream at a time, on a few questions (runner.py). Next to read: summary.py.
+"""
+
+import hashlib
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pad_engine.config import SamplingParams
+from pad_engine.errors import RequestError
+from pad_engine.forest import ForestAnswer, ForestRequest
+from pad_engine.state import Overridden
+from pad_engine.training.baselines import Rule
+from pad_engine.training.results import Answered, Override, Results
+from pad_engine.training.tasks.task import Question, Task
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How questions are answered. name: in results. depth: drafted tokens a round. draft_alone: by the draft model.
+    classifier: the SHA-256 of the file that the rule reads, if it reads one."""
+
+    name: str
+    rule: Rule
+    depth: int
+    draft_alone: bool = False
+    classifier: str | None = None
+
+    @property
+    def facts(self) -> dict[str, int | str | None]:
+        """What its line in a file of results holds."""
+        return {"depth": self.depth, "classifier": self.classifier}
+
+
+# answers of requests under a setting, in any order, by their keys
+Decode = Callable[[Setting, Sequence[ForestRequest]], Iterator[ForestAnswer]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every setting of a run shares. text_of: of ids. progress: is told a setting, how many questions it has
+    answered, and of how many."""
+
+    task: Task
+    decode: Decode
+    text_of: Callable[[list[int]], str]
+    results: Results
+    progress: Callable[[str, int, int], None] = lambda setting, done, count: None
+
+
+def draw(task: Task, split: str, count: int, seed: int) -> list[Question]:
+    """So many questions of a split. RequestError if it has fewer, or gives one twice."""
+    questions = list(task.questions(split, count, seed))
+    if len(questions) < count:
+        raise RequestError(
+            f"task {task.name} has {len(questions)} questions in its {split} split, and {count} are asked for"
+        )
+    if len({question.id for question in questions}) < count:
+        raise RequestError(f"task {task.name} gives a question twice in its {split} split")
+    return questions
+
+
+def as_requests(
+    questions: Sequence[Question], task: Task, encode: Callable[[Question], list[int]]
+) -> list[ForestRequest]:
+    """Their prompts, to be answered greedily. The seed is of use to a rule that throws coins, each question its own."""
+    return [
+        ForestRequest(
+            encode(question), SamplingParams(task.max_tokens, seed=zlib.crc32(question.id.encode())), question.id
+        )
+        for question in questions
+    ]
+
+
+def answer_all(
+    setting: Setting, questions: Sequence[Question], requests: Sequence[ForestRequest], work: Work
+) -> dict[str, Answered]:
+    """The answers of a setting by question, decoded as far as the results lack them. requests: of the questions."""
+    results = work.results
+    results.begin(setting.name, setting.facts)
+    done = results.answers.setdefault(setting.name, {})
+    by_id = {question.id: question for question in questions}
+    work.progress(setting.name, len(done), len(questions))
+    for answer in work.decode(setting, [request for request in requests if request.key not in done]):
+        results.add(judged(setting, by_id[answer.key], answer, work.text_of(answer.token_ids), work.task))
+        work.progress(setting.name, len(done), len(questions))
+    return {question.id: done[question.id] for question in questions}
+
+
+def judged(setting: Setting, question: Question, answer: ForestAnswer, text: str, task: Task) -> Answered:
+    """An answer with the task's verdict on it."""
+    ids = ",".join(map(str, answer.token_ids))
+    return Answered(
+        setting.name, question.id, int(task.utility(question, text)), task.extract(text), text, len(answer.token_ids),
+        hashlib.sha256(ids.encode()).hexdigest(), answer.rounds, answer.draft_tokens, answer.accepted_tokens,
+        [as_override(position, kept) for position, kept in answer.overrides], answer.finish_reason,
+    )  # fmt: skip
+
+
+def as_override(position: int, kept: Overridden) -> Override:
+    """An override without infinities."""
+    numbers = (kept.margin, kept.entropy, kept.probability, kept.pivot_prob)
+    return Override(position, *(number if math.isfinite(number) else None for number in numbers))
+
+
+def harmed(target: Mapping[str, Answered], relaxed: Mapping[str, Answered]) -> list[bool]:
+    """For each question whether the target has it right and the other does not."""
+    return [bool(target[question].right and not answer.right) for question, answer in relaxed.items()]

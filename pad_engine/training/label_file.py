@@ -1,0 +1,80 @@
+"""The file that `pad label` writes, as training reads it: JSON lines, a header first. Next to read: features.py."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pad_engine.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Label:
+    """One judged token: the drafter's, where the target would have gone on with another.
+
+    prompt_ids, prefix_ids: the tokens before it, those of the prompt and of the answer. draft_utility, target_utility:
+    share of the target's continuations of either token that are right, in [0, 1]. pivot: whether keeping it does harm.
+    """
+
+    question: str
+    step: int
+    prompt_ids: list[int]
+    prefix_ids: list[int]
+    draft_id: int
+    target_id: int
+    draft_utility: float
+    target_utility: float
+    pivot: bool
+
+
+def read_labels(path: Path) -> tuple[dict[str, Any], list[Label]]:
+    """The header and the labels. A last line that a killed run left unfinished is passed over; RequestError names the
+    file and the line of anything else."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the labels {path} cannot be read: {error}", "make them with `pad label`") from error
+    lines = text.split("\n")[:-1]
+    labels: list[Label] = []
+    header = None
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if number == 1:
+                header = dict(record["header"])
+            elif "done" not in record:
+                labels.append(as_label(record))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RequestError(f"{path}, line {number} is no line of labels: {error!r}") from error
+    if header is None:
+        raise RequestError(f"{path} holds no labels: it has no first line", "make them with `pad label`")
+    return header, labels
+
+
+def as_label(record: Mapping[str, Any]) -> Label:
+    """A line as a label; ValueError, KeyError or TypeError where it is none."""
+    draft_id, target_id = ids([record["draft_id"], record["target_id"]])
+    label = Label(
+        question=str(record["question"]), step=int(record["step"]), prompt_ids=ids(record["prompt_ids"]),
+        prefix_ids=ids(record["prefix_ids"]), draft_id=draft_id, target_id=target_id,
+        draft_utility=rate(record["draft_utility"]), target_utility=rate(record["target_utility"]),
+        pivot=record["pivot"],
+    )  # fmt: skip
+    if not label.prompt_ids or not isinstance(label.pivot, bool):
+        raise ValueError(f"prompt_ids {label.prompt_ids}, pivot {label.pivot!r}: expected ids and true or false")
+    return label
+
+
+def ids(values: Any) -> list[int]:
+    """Token ids."""
+    if not isinstance(values, list) or any(type(value) is not int for value in values):
+        raise ValueError(f"{values!r} is no list of token ids")
+    return values
+
+
+def rate(value: Any) -> float:
+    """A share in [0, 1]."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{value!r} is no utility in [0, 1]")
+    return float(value)

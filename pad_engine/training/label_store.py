@@ -1,0 +1,116 @@
+"""The file of labels as it grows: JSON lines, a header first, then question by question what label_file.py reads.
+
+A question's lines are written at once, when it is done, with a line that says so last. So a run that is started again
+loses what was at work, and nothing else. Shards are files of their own, and can be put together.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pad_engine.errors import RequestError
+from pad_engine.training.results import check_header
+
+SHARD = "shard"
+
+
+class LabelStore:
+    """An open file. header: as JSON holds it; RequestError names what differs in a file that exists. done: questions
+    that are in the file."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
+        self.done: set[str] = set()
+        first = line_of({"header": json.loads(json.dumps(header))})
+        held = read_bytes(path)
+        if first.startswith(held) or (b"\n" not in held and held.startswith(b'{"header": ')):
+            replace_file(path, first)  # new, or killed before its first line was whole
+            return
+        found, questions = whole_questions(path, held)
+        check_header(path, found, json.loads(first)["header"])
+        self.done = set(questions)
+        kept = b"".join((held[: held.index(b"\n") + 1], *questions.values()))
+        if kept != held:
+            replace_file(path, kept)
+
+    def add(self, question: str, records: Sequence[Mapping[str, Any]], reason: str) -> None:
+        """Write a finished question."""
+        done = {"question": question, "done": True, "reason": reason, "labels": len(records)}
+        try:
+            with self.path.open("ab") as file:
+                file.write(b"".join(map(line_of, (*records, done))))
+        except OSError as error:
+            raise RequestError(f"{self.path} cannot be written: {error.strerror}") from error
+        self.done.add(question)
+
+
+def merge_labels(out: Path, parts: Sequence[Path]) -> int:
+    """Write the finished questions of several shards of one run as one file; returns how many there are.
+
+    RequestError when the headers differ in more than the shard, or a question is in two parts.
+    """
+    together: dict[str, bytes] = {}
+    header: dict[str, Any] = {}
+    for path in parts:
+        found, questions = whole_questions(path, read_bytes(path))
+        found[SHARD] = None
+        header = header or found
+        check_header(parts[0], header, found)
+        if twice := set(together) & set(questions):
+            raise RequestError(f"question {min(twice)} is in {path} and in a file before it")
+        together |= questions
+    replace_file(out, b"".join((line_of({"header": header}), *together.values())))
+    return len(together)
+
+
+def whole_questions(path: Path, held: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The header of a file's bytes, and the lines of every question that was finished. RequestError names the line that
+    is none of labels; a last one without its end is left out."""
+    header: dict[str, Any] = {}
+    questions: dict[str, bytes] = {}
+    lines: list[bytes] = []
+    for number, line in enumerate(held[: held.rfind(b"\n") + 1].splitlines(keepends=True), 1):
+        try:
+            record = json.loads(line)
+            if number == 1:
+                header = dict(record["header"])
+                continue
+            question = str(record["question"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RequestError(f"{path}, line {number} is no line of labels: {error!r}") from error
+        lines.append(line)
+        if "done" in record:
+            questions[question] = b"".join(lines)
+            lines = []
+    if not header:
+        raise RequestError(f"{path} holds no labels: it has no first line", "make them with `pad label`")
+    return header, questions
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """A record as a line."""
+    return (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file's content; none if there is no file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file beside the path, which then takes its place."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)

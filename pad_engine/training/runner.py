@@ -1,0 +1,107 @@
+"""A loaded pair of models, as evaluation and calibration use it: many questions at once, or one stream to be timed.
+
+Next to read: forest.py for the former, engine.py for the latter.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pad_engine.errors import RequestError
+from pad_engine.forest import ForestAnswer, ForestRequest, Pair, decode_forest
+from pad_engine.loader import make_drafter, make_engine
+from pad_engine.models.decoder import Decoder
+from pad_engine.models.loader import LoadedModel
+from pad_engine.prompt import encode
+from pad_engine.rules.select import bind
+from pad_engine.text import TextStream
+from pad_engine.training.apart import classifier_of
+from pad_engine.training.baselines import direct, make_any_rule
+from pad_engine.training.evaluate import Setting
+from pad_engine.training.settings import DIRECT, DRAFT, GREEDY, TARGET
+from pad_engine.training.tasks.task import Question
+
+
+@dataclass(frozen=True)
+class Runner:
+    """draft: the pair's draft model. depth: drafted tokens a round. batch: questions decoded at once."""
+
+    pair: Pair
+    draft: Decoder
+    depth: int = 8
+    batch: int = 64
+
+    @property
+    def target(self) -> LoadedModel:
+        """The pair's target."""
+        return self.pair.target
+
+    def encode(self, question: Question) -> list[int]:
+        """The ids of a question's prompt. RequestError names the question that has none, or too many."""
+        try:
+            ids = encode(self.target.tokenizer, question.prompt, self.target.num_tokens)
+        except RequestError as error:
+            raise RequestError(f"question {question.id}: {error}", error.hint) from error
+        if len(ids) >= self.target.decoder.max_length:
+            raise RequestError(
+                f"question {question.id} has {len(ids)} tokens and leaves no room in a context of "
+                f"{self.target.decoder.max_length}",
+                "raise --max-length if the model allows",
+            )
+        return ids
+
+    def text_of(self, ids: list[int]) -> str:
+        """The text of an answer, as the engine gives it."""
+        return TextStream(self.target.tokenizer).decode(ids)
+
+    def setting(self, spec: str) -> Setting:
+        """TARGET, DRAFT, or a rule by its spec, which may begin with DIRECT."""
+        if spec in (TARGET, DRAFT):
+            return Setting(spec, GREEDY, 0, draft_alone=spec == DRAFT)
+        name = spec.removeprefix(DIRECT)
+        rule = bind(make_any_rule(name, self.target.num_tokens), self.target.decoder, self.target.num_tokens)
+        if name == spec:
+            return Setting(spec, rule, self.depth, classifier=file_hash(name))
+        return Setting(spec, direct(rule, name), 1, classifier=file_hash(name))
+
+    def decode(self, setting: Setting, requests: Sequence[ForestRequest]) -> Iterator[ForestAnswer]:
+        """The answers of requests, in order of completion."""
+        if not requests:
+            return iter(())
+        pair = self.pair_of(setting)
+        # every sequence's cache is as long as the longest may get
+        longest = max(len(request.prompt) + request.params.max_tokens for request in requests)
+        length, batch = min(longest, pair.target.decoder.max_length), min(self.batch, len(requests))
+        return decode_forest(pair, requests, rule=setting.rule, depth=setting.depth, batch=batch, max_length=length)
+
+    def pair_of(self, setting: Setting) -> Pair:
+        """The pair, or the draft model in the target's place, with what it knows of the target's vocabulary."""
+        if not setting.draft_alone:
+            return self.pair
+        return Pair(replace(self.target, decoder=self.draft, num_tokens=self.pair.shared_tokens))
+
+    def speed(self, setting: Setting, requests: Sequence[ForestRequest]) -> dict[str, Any]:
+        """Answer requests one by one by the engine, whose controller decides how much is drafted, after one that is not
+        timed. Prefill is left out."""
+        loaded = self.pair_of(setting).target
+        drafter, _ = make_drafter(
+            f"draft-model:depth={setting.depth}" if setting.depth else "none", "chain", setting.depth + 1,
+            loaded.num_tokens, (self.draft, self.pair.shared_tokens), loaded.decoder.device,
+            on_device=loaded.decoder.device.type == "cuda",
+        )  # fmt: skip
+        engine = make_engine(loaded, drafter=drafter, rule=setting.rule, budget=setting.depth + 1)
+        engine.generate(requests[0].prompt, requests[0].params)
+        outputs = [engine.generate(request.prompt, request.params).stats for request in requests]
+        tokens, seconds = (
+            sum(getattr(one, name) for one in outputs) for name in ("completion_tokens", "decode_seconds")
+        )
+        rounds = sum(one.rounds for one in outputs)
+        return {"tokens_per_second": tokens / seconds, "tokens_per_round": tokens / rounds, "questions": len(outputs),
+                "tokens": tokens, "seconds": seconds, "device": str(loaded.decoder.device)}  # fmt: skip
+
+
+def file_hash(spec: str) -> str | None:
+    """The SHA-256 of the classifier that a rule's spec names, so that answers of another one are not taken for its."""
+    path = classifier_of(spec)
+    return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,167 @@
+"""`pad calibrate` and `pad eval` on tiny models: what they print and write, and what they refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+from evaluating import Parity
+from tiny import Make, random_classifier
+from typer.testing import CliRunner, Result
+
+from pad_engine.rules.classifier import PIVOT_MLP
+from pad_engine.serving.cli import app
+from pad_engine.training.bounds import upper_bound
+
+TASK = "evaluating:Parity"
+
+
+@pytest.fixture(scope="module")
+def models(make_model: Make) -> list[str]:
+    return ["--model", str(make_model("llama")), "--draft-model", str(make_model("llama", noise=0.1))]
+
+
+@pytest.fixture(scope="module")
+def pivot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_classifier(tmp_path_factory.mktemp("pivot"), PIVOT_MLP, 48, 1)
+
+
+def pad(command: str, models: list[str], *arguments: str | Path) -> Result:
+    options = [command, "--task", TASK, *models, "--device", "cpu", "--depth", "4", *map(str, arguments)]
+    return CliRunner().invoke(app, options)
+
+
+def check_error(result: Result, code: int, words: str) -> None:
+    assert result.exit_code == code and words in result.stderr and not result.stdout, result.output
+    assert "Traceback" not in result.stderr
+
+
+def test_eval_from_models_to_figures(models: list[str], pivot: Path, tmp_path: Path) -> None:
+    """Every setting, every question once; sigma 0 and greedy are the target's ids; a second run decodes nothing."""
+    out = tmp_path / "r.jsonl"
+    rules = f"greedy; pivot:model={pivot},sigma=0|0.5|1; topk:k=2; random:rate=0.5"
+    arguments = ("--rules", rules, "--questions", "8", "--direct", "--time", "2", "--out", out)
+    result = pad("eval", models, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    by_name = {one["setting"]: one for one in found["settings"]}
+    sigma = {value: f"pivot:model={pivot},sigma={value}" for value in ("0", "0.5", "1")}
+    relaxed = [*sigma.values(), "topk:k=2", "random:rate=0.5"]
+    assert list(by_name) == ["target", "draft", "greedy", *relaxed, *(f"direct {name}" for name in relaxed)]
+    for name in ("greedy", sigma["0"], f"direct {sigma['0']}"):
+        assert (by_name[name]["same_as_target"], by_name[name]["harms"], by_name[name]["overrides"]) == (8, 0, 0)
+    assert by_name["greedy"]["accepted_tokens"] == by_name[sigma["0"]]["accepted_tokens"] > 0
+    assert by_name[sigma["1"]]["mean_accept_length"] > by_name["greedy"]["mean_accept_length"]
+    assert by_name[sigma["1"]]["overrides"] > 0 and by_name["target"]["tokens_per_round"] == 1.0
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len({(r["setting"], r["question"]) for r in records if "question" in r}) == 13 * 8
+    assert all(r["right"] == Parity().utility(*question_of(r)) for r in records if "question" in r)
+    assert set(found["speeds"]) == {"target", "draft", "greedy", *relaxed}
+    assert all(one["questions"] == 2 and one["tokens_per_second"] > 0 for one in found["speeds"].values())
+    assert json.loads((tmp_path / "r.json").read_text()) == found
+    before = out.read_bytes()
+    again = pad("eval", models, *arguments)
+    assert again.exit_code == 0 and out.read_bytes() == before
+    assert again.stdout.startswith("| setting | right |") and "target's ids for 8 of 8 questions" in again.stdout
+    # more rules may come to the same file, other questions may not
+    assert pad("eval", models, "--rules", "topk:k=3", "--questions", "8", "--out", out).exit_code == 0
+    other = pad("eval", models, "--rules", "topk", "--questions", "9", "--out", out)
+    check_error(other, 1, "begun with questions 8, and this run has 9")
+
+
+def question_of(record: dict) -> tuple:
+    question = next(q for q in Parity().questions("test", 8) if q.id == record["question"])
+    return question, record["text"]
+
+
+def test_calibrate_writes_a_certificate(models: list[str], pivot: Path, tmp_path: Path) -> None:
+    """A tiny pair harms much, so nearly all of it is allowed; the figures are those of the answers."""
+    out = tmp_path / "c.jsonl"
+    arguments = ("--questions", "30", "--max-loss", "0.4", "--confidence", "0.8", "--seed", "1", "--out", out)
+    rule = f"pivot:model={pivot}"
+    result = pad("calibrate", models, "--rule", rule, "--settings", "0.9,0,0.3", *arguments)
+    assert result.exit_code == 0, result.output
+    certificate = json.loads((tmp_path / "c.json").read_text())
+    assert result.stdout == f"--rule {certificate['rule']}\n"
+    tested = certificate["tested"]
+    assert [one["setting"] for one in tested] == [0.0, 0.3, 0.9][: len(tested)] and tested[0]["harms"] == 0
+    right = {}
+    for record in map(json.loads, out.read_text().splitlines()):
+        if "question" in record:
+            right[record["setting"], record["question"]] = record["right"]
+    for one in tested:
+        name = f"{rule},sigma={one['setting']:g}"
+        harms = sum(ok and not right[name, q] for (setting, q), ok in right.items() if setting == "target")
+        assert (one["harms"], one["questions"]) == (harms, 30)
+        bound = upper_bound(harms, 30, 0.8)
+        assert (one["harm_upper_bound"], one["passed"]) == (bound, bound <= 0.4)
+    best = [one for one in tested if one["passed"]][-1]
+    assert {key: certificate[key] for key in best} == best and len(certificate["classifier_sha256"]) == 64
+    assert (certificate["max_loss"], certificate["confidence"], certificate["results"]) == (0.4, 0.8, "c.jsonl")
+    assert certificate["run"]["split"] == "calibration" and certificate["run"]["machine"]["python"]
+    # the sequence is fixed beforehand
+    other = pad("calibrate", models, "--rule", rule, "--settings", "0,0.3", *arguments)
+    check_error(other, 1, "begun with sequence")
+    # what was calibrated on is not tested on
+    test = pad("eval", models, "--rules", "topk", "--split", "calibration", "--seed", "1", "--questions", "8",
+               "--apart", out, "--out", tmp_path / "r.jsonl")  # fmt: skip
+    check_error(test, 2, "8 questions of the calibration split were used by")
+
+
+def test_questions_of_the_classifier_are_refused(models: list[str], pivot: Path, tmp_path: Path) -> None:
+    card = pivot.with_suffix(".json")
+    facts = json.loads(card.read_text())
+    try:
+        card.write_text(json.dumps(facts | {"questions": ["calibration-0-3", "x"]}))
+        out = tmp_path / "c.jsonl"
+        options = ("--rule", f"pivot:model={pivot}", "--questions", "30", "--max-loss", "0.2")
+        result = pad("calibrate", models, *options, "--out", out)
+        check_error(result, 2, "1 questions of the calibration split were used by")
+        assert not out.exists()
+    finally:
+        card.write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--rule", "topk", "--questions", "30"), "149 are needed if none is harmed"),
+        (("--rule", "topk:k=2", "--questions", "200"), "k is what is calibrated"),
+        (("--rule", "greedy", "--questions", "200"), "no settings from strict to loose"),
+        (("--rule", "topk", "--questions", "200", "--settings", "two"), "--settings must be numbers"),
+        (("--rule", "topk", "--questions", "200", "--settings", "2.5"), "k must be a whole number"),
+        (("--rule", "topk", "--questions", "200"), "has 40 questions in its calibration split, and 200"),
+        (("--rule", "topk", "--questions", "200", "--max-loss", "0"), "max-loss must be in (0, 1)"),
+        (("--rule", "topk", "--questions", "200", "--out", "results.json"), "--out must end in .jsonl"),
+        (("--rule", "topk", "--questions", "30", "--max-loss", "0.3", "--apart", "none.jsonl"), "cannot be read"),
+    ],
+)
+def test_calibrate_refuses_before_it_loads(
+    arguments: tuple[str, ...], words: str, models: list[str], tmp_path: Path
+) -> None:
+    check_error(pad("calibrate", models, "--out", tmp_path / "c.jsonl", *arguments), 2, words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--rules", ";"), "names no rule"),
+        (("--rules", "lucky"), "rule must be one of"),
+        (("--rules", "margin:theta=2"), "theta must be in"),
+        (("--rules", "topk", "--confidence", "1"), "confidence must be in (0, 1)"),
+        (("--rules", "topk", "--task", "no.such:thing"), "there is no task"),
+        (("--rules", "fly", "--direct"), "judges a token by those after it"),
+    ],
+)
+def test_eval_refuses_bad_usage(arguments: tuple[str, ...], words: str, models: list[str], tmp_path: Path) -> None:
+    check_error(pad("eval", models, "--questions", "4", "--out", tmp_path / "r.jsonl", *arguments), 2, words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:the target alone has only")
+def test_a_rule_that_fails_at_once_leaves_no_certificate(models: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "c.jsonl"
+    result = pad("calibrate", models, "--rule", "random", "--settings", "1", "--questions", "40", "--max-loss", "0.1",
+                 "--out", out)  # fmt: skip
+    check_error(result, 1, "nothing can be certified: the strictest setting, 1, harms")
+    assert "hint: " in result.stderr and not (tmp_path / "c.json").exists()
