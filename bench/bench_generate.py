@@ -1,45 +1,91 @@
-"""Tokens per second of whole requests: plain against transformers, and speculation against plain.
+"""Tokens per second of whole requests: plain against transformers, and drafters against plain.
 
     python bench/bench_generate.py --questions spec_bench.jsonl --dtype float32
+    python bench/bench_generate.py --questions spec_bench.jsonl --device cuda --dtype bfloat16 \\
+        --drafters ngram ngram-device draft-model:depth=4 --draft-model self:drop=7,13 --out h100
 
 Every pair is measured in turns in one run, decoding only, the prompt's own time left out (transformers: the time beyond
-a run of one token).
+a run of one token). Beside the Spec-Bench groups two that a drafter gains nothing from: random ids, and texts whose
+lookups nearly always find something and nearly always miss. bench_peers.py has the other peers.
 """
 
 import argparse
-import time
+import random
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import harness
 import questions
-import torch
-from transformers import AutoModelForCausalLM
+from compare import capture_all, compare
+from peers import decode_seconds, generates, load_transformers
 
 from pad_engine import Engine, SamplingParams
 from pad_engine.loader import make_engine
-from pad_engine.models.loader import load_model
-from pad_engine.models.sources import resolve
+from pad_engine.models.loader import LoadedModel, load_model
+
+SEED = 7
+# of the texts that miss: random tokens of a small alphabet, long enough to hold nearly every pair of them, sampled at
+# temperature 1, so that a lookup always matches and what follows is a guess among so many
+ALPHABET, ALPHABET_TEXT = 24, 2048
+RANDOM_TEXT = 256
+EDIT_TOKENS = 160  # the edit's whole answer
 
 
-def engine_seconds(engine: Engine, ids: list[int], params: SamplingParams) -> float:
-    """Seconds of decoding one answer."""
-    return engine.generate(ids, params).stats.decode_seconds
+def misses(vocab: int, seed: int) -> list[int]:
+    """Ids of a text whose lookups find something and miss."""
+    generator = random.Random(seed)
+    alphabet = generator.sample(range(vocab), ALPHABET)
+    return generator.choices(alphabet, k=ALPHABET_TEXT)
 
 
-def transformers_seconds(model: Any, ids: list[int], tokens: int) -> float:
-    """Seconds of decoding, the first token (which transformers takes from the prompt's pass) left out."""
+def random_text(vocab: int, seed: int) -> list[int]:
+    """Ids that follow from nothing."""
+    return random.Random(seed).choices(range(vocab), k=RANDOM_TEXT)
 
-    def run(count: int) -> float:
-        prompt = torch.tensor([ids])
-        start = time.perf_counter()
-        model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), min_new_tokens=count, max_new_tokens=count, do_sample=False
-        )
-        return time.perf_counter() - start
 
-    return (run(tokens) - run(1)) * tokens / (tokens - 1)
+def groups(
+    loaded: LoadedModel, path: Path, per_group: int, tokens: int
+) -> dict[str, tuple[list[list[int]], SamplingParams]]:
+    """Prompts and what is asked of them, by group: Spec-Bench's, evenly spaced, and the two of ours."""
+    greedy = SamplingParams(tokens, ignore_eos=True)
+    found = {}
+    for group, messages in questions.load(path).items():
+        chosen = messages[:: max(1, len(messages) // per_group)][:per_group]
+        found[group] = [questions.encoded(loaded, question) for question in chosen], greedy
+    sampled = SamplingParams(tokens, temperature=1.0, seed=SEED, ignore_eos=True)
+    found["random ids"] = [random_text(loaded.num_tokens, seed) for seed in range(per_group)], greedy
+    found["lookups that miss"] = [misses(loaded.num_tokens, seed) for seed in range(per_group)], sampled
+    return found
+
+
+def over_transformers(loaded: LoadedModel, plain: Engine, ids: list[int], args: argparse.Namespace) -> dict[str, Any]:
+    """Plain decoding against transformers' own, in turns."""
+    decode = generates(load_transformers(args.model, loaded.decoder.dtype, loaded.decoder.device))
+    params = SamplingParams(args.tokens, ignore_eos=True)
+    runs: dict[str, list[float]] = {"transformers": [], "plain": []}
+    for _ in range(args.repeats):
+        runs["transformers"].append(decode_seconds(decode, ids, args.tokens))
+        runs["plain"].append(plain.generate(ids, params).stats.decode_seconds)
+    ratio = median(runs["transformers"]) / median(runs["plain"])
+    seconds = {name: [round(value, 4) for value in values] for name, values in runs.items()}
+    return {"seconds": seconds, "plain over transformers": round(ratio, 3)}
+
+
+def measure(loaded: LoadedModel, plain: Engine, drafter: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One drafter on the edit prompt and on every group, over plain decoding."""
+    draft_model = args.draft_model if drafter.startswith("draft-model") else None
+    fast = make_engine(loaded, drafter=drafter, draft_model=draft_model, budget=args.budget, trees=args.trees)
+    edit = questions.encoded(loaded, questions.edit_messages())
+    capture_all(fast, edit)
+    found: dict[str, Any] = {"edit": compare(plain, fast, [edit], SamplingParams(EDIT_TOKENS), args.repeats).to_dict()}
+    print(drafter, "edit", found["edit"], flush=True)
+    found["groups"] = {}
+    for group, (prompts, params) in groups(loaded, args.questions, args.per_group, args.tokens).items():
+        found["groups"][group] = compare(plain, fast, prompts, params, args.turns).to_dict()
+        print(drafter, group, found["groups"][group], flush=True)
+    found["least over plain"] = min(group["over plain"] for group in found["groups"].values())
+    return found
 
 
 def main() -> None:
@@ -49,53 +95,26 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="of the edit prompt and of transformers")
+    parser.add_argument("--turns", type=int, default=1, help="of each prompt of a group; the median counts")
     parser.add_argument("--per-group", type=int, default=5)
-    parser.add_argument("--drafter", default="ngram")
+    parser.add_argument("--drafters", nargs="+", default=["ngram"])
+    parser.add_argument("--draft-model", default="self:drop=7,13", help="of drafters that need one")
+    parser.add_argument("--trees", default="chain")
+    parser.add_argument("--budget", type=int, default=16)
     parser.add_argument("--out", default="cpu")
     args = parser.parse_args()
 
     loaded = load_model(args.model, dtype=args.dtype, device=args.device, max_length=4096, accept_terms=True)
-    plain, fast = make_engine(loaded, drafter="none"), make_engine(loaded, drafter=args.drafter)
+    plain = make_engine(loaded, drafter="none")
     edit = questions.encoded(loaded, questions.edit_messages())
-    params = SamplingParams(args.tokens, ignore_eos=True)
-    results: dict[str, Any] = {
-        "model": Path(args.model).stem,
-        "dtype": args.dtype,
-        "tokens": args.tokens,
-        "drafter": args.drafter,
-    }
-
-    # the edit's whole answer, which is longer than the other prompts' 64 tokens
-    whole = SamplingParams(160)
-    runs: dict[str, list[float]] = {"transformers": [], "plain": [], "edit plain": [], "edit drafted": []}
-    model = AutoModelForCausalLM.from_pretrained(resolve(args.model, accept_terms=True), dtype=loaded.decoder.dtype)
-    model.to(args.device)
-    for _ in range(args.repeats):
-        runs["transformers"].append(transformers_seconds(model, edit, args.tokens))
-        runs["plain"].append(engine_seconds(plain, edit, params))
-        runs["edit plain"].append(engine_seconds(plain, edit, whole))
-        runs["edit drafted"].append(engine_seconds(fast, edit, whole))
-    middle = {name: median(seconds) for name, seconds in runs.items()}
-    results["seconds"] = {name: [round(value, 4) for value in seconds] for name, seconds in runs.items()}
-    results["plain over transformers"] = round(middle["transformers"] / middle["plain"], 3)
-    results["edit over plain"] = round(middle["edit plain"] / middle["edit drafted"], 3)
+    capture_all(plain, edit)
+    name = Path(args.model).stem
+    results: dict[str, Any] = {"model": name, "dtype": args.dtype, "tokens": args.tokens, "trees": args.trees}
+    results |= over_transformers(loaded, plain, edit, args)
     print(results, flush=True)
-
-    results["groups"] = {}
-    for group, messages in questions.load(args.questions).items():
-        chosen = messages[:: max(1, len(messages) // args.per_group)][: args.per_group]
-        pairs, accepted, rounds = [], 0, 0
-        for question in chosen:
-            ids = questions.encoded(loaded, question)
-            before, out = engine_seconds(plain, ids, params), fast.generate(ids, params)
-            pairs.append((before, out.stats.decode_seconds))
-            accepted, rounds = accepted + out.stats.accepted_tokens, rounds + out.stats.rounds
-        ratio = sum(before for before, _ in pairs) / sum(after for _, after in pairs)
-        results["groups"][group] = {"over plain": round(ratio, 3), "mean_accept_length": round(accepted / rounds, 3)}
-        print(group, results["groups"][group], flush=True)
-    name = f"generate-{Path(args.model).stem}-{args.dtype}"
-    print(harness.save(name, results, args.out))
+    results["drafters"] = {drafter: measure(loaded, plain, drafter, args) for drafter in args.drafters}
+    print(harness.save(f"generate-{name}-{args.device}-{args.dtype}", results, args.out))
 
 
 if __name__ == "__main__":

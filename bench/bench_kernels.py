@@ -22,8 +22,9 @@ from kernel_parts import PARTS, Part
 from rig import launch_mode, random_chain
 from shapes import SHAPES
 from torch import Tensor
-from tune import L2_BYTES, OPS, Case, Product, products
+from tune import L2_BYTES, Case
 from tune_attention import SCRATCH, AttentionCase, attentions
+from tune_products import OPS, Product, products
 
 from pad_engine.kernels.lm_head import lm_head, lm_head_programs
 from pad_engine.kernels.rms_norm import rms_norm_ref

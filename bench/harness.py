@@ -9,6 +9,7 @@ import json
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -133,6 +134,17 @@ def capture(queue: Callable[[], object]) -> torch.cuda.CUDAGraph:
     return graph
 
 
+def replayed(queue: Callable[[], object]) -> Callable[[], object]:
+    """The same as a graph, captured here; without a GPU as it is, which is for tests."""
+    return capture(queue).replay if torch.cuda.is_available() else queue
+
+
+def synchronise() -> None:
+    """Until the GPU, if there is one, has done all that was queued."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def graph_ms(queue: Callable[[], object], repeats: int = 5) -> float:
     """Median milliseconds of a replay of what `queue` launches."""
     graph = capture(queue)
@@ -151,13 +163,19 @@ def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def busy_ms(queue: Callable[[], object], count: int, warm: int = 3) -> float:
-    """Milliseconds of one of `count` rounds that the host queues without waiting for any of them, by two events.
+    """Milliseconds of one of `count` rounds that the host queues without waiting for any of them, by two events;
+    without a GPU by the host's clock, which is for tests.
 
     warm: rounds ahead of the first event, so that the host is ahead of the card when the clock starts.
     """
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for _ in range(warm):
         queue()
+    if not torch.cuda.is_available():
+        begun = time.perf_counter()
+        for _ in range(count):
+            queue()
+        return 1000 * (time.perf_counter() - begun) / count
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(count):
         queue()

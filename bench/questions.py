@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pad_engine.models.loader import LoadedModel
 from pad_engine.prompt import encode
@@ -34,8 +35,13 @@ def load(path: Path) -> dict[str, list[list[Message]]]:
 
 def encoded(model: LoadedModel, messages: list[Message]) -> list[int]:
     """A question as the model's own chat, or as bare text for a model without a chat template."""
-    chat = bool(getattr(model.tokenizer, "chat_template", None))
-    return encode(model.tokenizer, messages if chat else messages[0]["content"], model.num_tokens)
+    return encoded_by(model.tokenizer, messages, model.num_tokens)
+
+
+def encoded_by(tokenizer: Any, messages: list[Message], num_tokens: int) -> list[int]:
+    """The same by the tokenizer alone."""
+    chat = bool(getattr(tokenizer, "chat_template", None))
+    return encode(tokenizer, messages if chat else messages[0]["content"], num_tokens)
 
 
 def spread(path: Path, count: int) -> list[list[Message]]:

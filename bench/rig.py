@@ -6,15 +6,20 @@ Speed does not depend on the weights, and a random model never ends an answer by
 import math
 import random
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from shapes import random_decoder, shape_config, streamed_bytes
 
+from pad_engine import Engine
+from pad_engine.controller import Controller
+from pad_engine.drafters.drafter import Drafter
 from pad_engine.graphs import DeviceDraft, Rounds
 from pad_engine.kernels.row_tiles import OFF
 from pad_engine.kernels.tuning import release_mode
 from pad_engine.kv_cache import PREFILL_SCRATCH, KVCache, prefill_chunk
-from pad_engine.models.decoder import expected_tensors
+from pad_engine.models.decoder import Decoder, expected_tensors
 from pad_engine.tree import DraftTree
 from pad_engine.verify import prefill
 
@@ -53,12 +58,36 @@ def launch_mode(shape: str, rows: int, device: torch.device) -> int:
     return release_mode(rows, shape_config(shape, 4096).hidden_size, device)
 
 
+class Letters:
+    """In place of a tokenizer, which shapes have none of: every token is a letter."""
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        """As many letters."""
+        return "x" * len(ids)
+
+
+def engine_on(decoder: Decoder, drafter: Drafter, depth: int, fused: bool = True) -> Engine:
+    """An engine without a tokenizer that drafts `depth` tokens in every round, and whose answers only their length
+    ends. fused: False for tests, which have no time for kernels without a GPU."""
+    controller = Controller(depth + 1, depth, fixed=True)
+    length, vocab = decoder.max_length, decoder.config.vocab_size
+    return Engine(decoder, Letters(), drafter, controller, max_length=length, num_tokens=vocab, fused=fused)
+
+
 class Rig:
     """One shape of shapes.py, ready to run. length: tokens that the cache takes. num_layers: of the decoder, if not all
-    of the shape's."""
+    of the shape's. decoder: instead of one of the shape."""
 
-    def __init__(self, shape: str, *, length: int, device: torch.device, num_layers: int | None = None) -> None:
-        self.decoder = random_decoder(shape, device, torch.bfloat16, length, num_layers)
+    def __init__(
+        self,
+        shape: str,
+        *,
+        length: int,
+        device: torch.device,
+        num_layers: int | None = None,
+        decoder: Decoder | None = None,
+    ) -> None:
+        self.decoder = decoder or random_decoder(shape, device, torch.bfloat16, length, num_layers)
         self.vocab = self.decoder.config.vocab_size
         self.cache = self.decoder.new_cache(capacity=length, scratch=PREFILL_SCRATCH)
         fill(self.cache)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pad_engine.models.config import ModelConfig, parse_config
-from pad_engine.models.decoder import Decoder, expected_tensors
+from pad_engine.models.decoder import Decoder, GetTensor, expected_tensors
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu"}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -26,19 +26,27 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
     },
 }  # fmt: skip
+# for tests of the scripts; no model has it
+TINY: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 96, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def shape_sizes(name: str, num_layers: int | None = None) -> dict[str, Any]:
+    """A shape by the keys of a config.json, with fewer layers if told so."""
+    sizes = TINY if name == "tiny" else SHAPES[name]
+    return sizes | ({"num_hidden_layers": num_layers} if num_layers else {})
 
 
 def shape_config(name: str, max_length: int, num_layers: int | None = None) -> ModelConfig:
-    """The config of a shape, with fewer layers if told so."""
-    raw = LLAMA | SHAPES[name] | {"max_position_embeddings": max_length}
-    return parse_config(raw | ({"num_hidden_layers": num_layers} if num_layers else {}))
+    """The config of a shape."""
+    return parse_config(LLAMA | shape_sizes(name, num_layers) | {"max_position_embeddings": max_length})
 
 
-def random_decoder(
-    name: str, device: torch.device, dtype: torch.dtype, max_length: int, num_layers: int | None = None
-) -> Decoder:
-    """A decoder of random weights. Scaled like trained ones, so that hidden states neither vanish nor overflow."""
-    config = shape_config(name, max_length, num_layers)
+def random_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> GetTensor:
+    """A model's weights by name, made when asked for. Scaled like trained ones, so that hidden states neither vanish
+    nor overflow."""
     shapes = expected_tensors(config)
     generator = torch.Generator(device).manual_seed(0)
 
@@ -49,7 +57,15 @@ def random_decoder(
         weight = torch.empty(shape, dtype=dtype, device=device)
         return weight.normal_(0.0, 0.7 / math.sqrt(shape[-1]), generator=generator)
 
-    return Decoder(config, get, max_length)
+    return get
+
+
+def random_decoder(
+    name: str, device: torch.device, dtype: torch.dtype, max_length: int, num_layers: int | None = None
+) -> Decoder:
+    """A decoder of random weights."""
+    config = shape_config(name, max_length, num_layers)
+    return Decoder(config, random_weights(config, device, dtype), max_length)
 
 
 def streamed_bytes(decoder: Decoder, num_tokens: int) -> int:

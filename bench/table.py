@@ -93,8 +93,14 @@ def over_greedy(shape: str, rule: str) -> Callable[[dict[str, Any]], float]:
     return of_tail(shape, "over_greedy_us", rule, "us")
 
 
+def of_drafted(*keys: str) -> Callable[[dict[str, Any]], float]:
+    """A number of bench_round.py's result: of its rounds with four drafted tokens at temperature 0."""
+    return lambda result: of(*keys)(entry(result["drafted"], depth=4, temperature=0.0))
+
+
 RATIO, MS, US, SHARE, MB, SECONDS = "{:.3f}x limit", "{:.3f} ms", "{:.1f} us", "{:.1%}", "{:.0f} MB", "{:.1f} s"
-HOST, COLD = "host_share", "cold-"
+HOST, COLD, REAL = "host_share", "cold-", "generate-smollm2-135m-cuda-bfloat16"
+TIMES, RATE = "{:.2f}x", "{:.0f} tokens/s"
 FIGURES = (
     Figure("plain step, 8B shape", "step-8b", of("plain", "over_limit"), RATIO, 1.06),
     Figure("plain step, 1B shape", "step-1b", of("plain", "over_limit"), RATIO, 1.15),
@@ -128,6 +134,20 @@ FIGURES = (
     Figure("first token, SmolLM2-135M, none cached", COLD + "smollm2-135m", of("seconds", "not_cached"), SECONDS, 30),
     Figure("first token, 8B shape, kernels cached", COLD + "8b", of("seconds", "cached"), SECONDS, 3),
     Figure("first token, 8B shape, none cached", COLD + "8b", of("seconds", "not_cached"), SECONDS, 30),
+    Figure("one draft step in the loop over a plain one, 1B shape", "round-8b-1b", of("draft", "step_over_plain"),
+           "{:.3f}x", 1.02),
+    Figure("8B + 1B draft, K = 4, forced to 3.5 tokens a round", "round-8b-1b", of_drafted("tokens_per_second"),
+           RATE, 370, at_least=True),
+    Figure("1B + 4-layer draft, K = 4, forced to 3.77, a token", "round-1b-1b-4", of_drafted("ms_per_token"),
+           MS, 0.70),
+    Figure("drafted tokens/s over its parts', 8B + 1B", "round-8b-1b", of_drafted("over_parts"), SHARE, 0.95,
+           at_least=True),
+    Figure("drafted tokens/s over its parts', 1B + 4 layers", "round-1b-1b-4", of_drafted("over_parts"), SHARE,
+           0.95, at_least=True),
+    Figure("host share, drafted rounds, 8B + 1B", "round-8b-1b", of_drafted(HOST), SHARE, 0.02),
+    Figure("host share, drafted rounds, 1B + 4 layers", "round-1b-1b-4", of_drafted(HOST), SHARE, 0.02),
+    Figure("ngram over plain, SmolLM2, worst group", REAL, of("drafters", "ngram", "least over plain"), TIMES, 0.98,
+           at_least=True),
     Figure("memory beyond weights and cache, 8B shape", "step-8b", of("memory_mb", "reserved_beyond"), MB, 500),
 )  # fmt: skip
 

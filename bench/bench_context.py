@@ -1,0 +1,82 @@
+"""What a round costs by context, 128 to 32,768 tokens, and by nodes, 1 to 64, at one shape.
+
+    python bench/bench_context.py --shape 8b --out h100
+
+Chains that the host made once and none of which is kept, so that every round adds a token; one node is a plain step.
+The limit of a context counts its keys and values once.
+"""
+
+import argparse
+import os
+from functools import partial
+from statistics import median
+from typing import Any
+
+import harness
+import torch
+from bench_step import compile_all, rated
+from rig import Rig, random_chain
+from shapes import SHAPES
+
+from pad_engine.graphs import PLAIN, TREE
+
+CONTEXTS = (128, 512, 2048, 8192, 32768)
+NODES = (1, 2, 4, 8, 16, 32, 64)
+TURNS, WARM = 3, 3
+
+
+def round_ms(rig: Rig, context: int, nodes: int, replays: int) -> float:
+    """Milliseconds of a round over so many nodes at so many tokens of context."""
+    kind = PLAIN if nodes == 1 else TREE
+    if kind == TREE:
+        rig.rounds.queue_tree([random_chain(nodes, rig.vocab)])
+    queue = partial(rig.rounds.queue, kind, nodes)
+    queue()  # captured here, and not while the clock runs
+    found = []
+    for _ in range(TURNS):
+        rig.begin(context)
+        found.append(harness.busy_ms(queue, replays, WARM))
+        rig.check_running()
+    return median(found)
+
+
+def measure(
+    rig: Rig, contexts: list[int], nodes: list[int], replays: int, read_rate: float | None
+) -> list[dict[str, Any]]:
+    """One line for each pair. read_rate: TB/s; None where there is no limit to compare with."""
+    rows = []
+    for context in contexts:
+        for count in nodes:
+            milliseconds = round_ms(rig, context, count, replays)
+            row: dict[str, Any] = {"context": context, "nodes": count, "ms": round(milliseconds, 5)}
+            if read_rate is not None:
+                row |= rated(milliseconds, rig.limit_ms(context, read_rate))
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--shape", default="8b", choices=list(SHAPES))
+    parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS))
+    parser.add_argument("--nodes", nargs="+", type=int, default=list(NODES))
+    parser.add_argument("--replays", type=int, default=30)
+    parser.add_argument("--workers", type=int, default=min(12, max(1, (os.cpu_count() or 2) - 2)), help="compilers")
+    parser.add_argument("--out", required=True, help="folder of results/ for this card, h100 for instance")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("torch sees no GPU")
+    compile_all([args.shape], args.nodes, args.workers)
+    with torch.inference_mode():
+        read_rate = harness.read_rate()
+        length = max(args.contexts) + 64 * (args.replays + WARM + 1)  # if every round were accepted whole
+        rig = Rig(args.shape, length=length, device=torch.device("cuda"))
+        rows = measure(rig, args.contexts, args.nodes, args.replays, read_rate)
+    harness.save_csv(f"context-{args.shape}", rows, args.out)
+    found = {"shape": args.shape, "read_tb_s": round(read_rate, 4), "rounds": rows}
+    print(harness.save(f"context-{args.shape}", found, args.out))
+
+
+if __name__ == "__main__":
+    main()

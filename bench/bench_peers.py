@@ -1,0 +1,116 @@
+"""This engine beside what pip can install, on the same prompts and weights in one call: tokens per second of decoding.
+
+    python bench/bench_peers.py --questions spec_bench.jsonl --out h100
+    python bench/bench_peers.py --shapes 1b+1b:4 --out h100
+
+Real text by SmolLM2 and a self-draft; or random weights of a shape, whose draft model agrees with it as often as
+forced.py says, for every peer alike. Each peer is a process of its own (peers.py), so that one that fails, runs out of
+memory or takes too long is a line of the result and not its end.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import harness
+import questions
+from bench_round import FORCED, OTHERS, parse_pair
+from forced import segment_lengths, wrong_after
+from peers import DEPTH, PEERS, Job
+from rig import random_ids
+from shapes import shape_config
+
+from pad_engine.models.loader import load_tokenizer
+from pad_engine.models.sources import resolve
+
+CONTEXT, MAX_LENGTH = 256, 2048
+OURS = "pad plain"
+
+
+def shape_job(pair: str, tokens: int, **options: Any) -> Job:
+    """A pair of shapes, and one prompt that ends with id 0."""
+    target, draft, layers = parse_pair(pair)
+    vocab = shape_config(target, MAX_LENGTH).vocab_size
+    lengths = segment_lengths(FORCED.get(pair, OTHERS), DEPTH)
+    name = f"shape:{draft}" + (f":{layers}" if layers else "")
+    wrong = tuple(wrong_after(lengths, vocab))
+    prompts = [[*random_ids(CONTEXT, vocab), 0]]
+    return Job(f"shape:{target}", name, prompts, tokens, MAX_LENGTH, wrong=wrong, **options)
+
+
+def text_job(model: str, draft: str, path: Path, count: int, tokens: int, **options: Any) -> Job:
+    """Spec-Bench questions, evenly spaced."""
+    tokenizer = load_tokenizer(resolve(model, accept_terms=True))
+    prompts = [questions.encoded_by(tokenizer, question, len(tokenizer)) for question in questions.spread(path, count)]
+    fit = [ids for ids in prompts if len(ids) + tokens < MAX_LENGTH]
+    return Job(model, draft, fit, tokens, MAX_LENGTH, **options)
+
+
+def run_peer(peer: str, job: Job, seconds: int) -> dict[str, Any]:
+    """What the peer's process printed, or why it did not."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        command = [sys.executable, str(Path(__file__).parent / "peers.py"), peer, str(path)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return {"error": f"took more than {seconds} s"}
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return {"error": lines[-1] if lines else f"exit code {done.returncode}"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def compare(peers: list[str], job: Job, seconds: int) -> dict[str, Any]:
+    """All peers on one job. over_pad_plain: how many times as fast as our plain decoding; equal_answers: to it."""
+    found = {}
+    for peer in peers:
+        found[peer] = run_peer(peer, job, seconds)
+        shown = {key: value for key, value in found[peer].items() if key not in ("answers", "seconds")}
+        print(job.model, peer, shown, flush=True)
+    answers = {peer: result.pop("answers", None) for peer, result in found.items()}
+    base = found.get(OURS, {}).get("tokens_per_second")
+    for peer, result in found.items():
+        if base and "error" not in result:
+            result["over_pad_plain"] = round(result["tokens_per_second"] / base, 4)
+            equal = sum(one == other for one, other in zip(answers[peer], answers[OURS], strict=True))
+            result["equal_answers"] = f"{equal} of {len(job.prompts)}"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--questions", type=Path, help="Spec-Bench, for real text")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--draft-model", default="self:drop=7,13")
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--shapes", nargs="*", default=[], help="pairs such as 1b+1b:4")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--limit", type=int, default=300, help="seconds that a peer may take")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", required=True, help="folder of results/ for this card, h100 for instance")
+    args = parser.parse_args()
+    options = {"device": args.device, "dtype": args.dtype}
+    jobs = {f"peers-{pair.replace('+', '-').replace(':', '-')}": shape_job(pair, args.tokens, **options)
+            for pair in args.shapes}  # fmt: skip
+    if args.questions:
+        name = f"peers-{Path(args.model).stem}"
+        jobs[name] = text_job(args.model, args.draft_model, args.questions, args.prompts, args.tokens, **options)
+    if not jobs:
+        parser.error("nothing to do: give --questions, --shapes or both")
+    for name, job in jobs.items():
+        found = {"model": Path(job.model).name, "draft": job.draft, "prompts": len(job.prompts), "tokens": job.tokens}
+        print(harness.save(name, found | {"peers": compare(args.peers, job, args.limit)}, args.out))
+
+
+if __name__ == "__main__":
+    main()
