@@ -1,6 +1,7 @@
 """A decoding step on a GPU at the shapes of three models: what it costs, against the limit that memory sets.
 
     python bench/bench_step.py --shapes 135m 1b 8b --out h100
+    python bench/bench_step.py --shapes 8b --weights int8 --nodes 16 --out h100
 
 For each shape, at 256 tokens of context: a plain step, and the verification of 4 to 64 nodes; what a round costs beyond
 its pass (the tail); how much of the time the card waits for the host; and the memory beyond weights and cache. With the
@@ -25,8 +26,10 @@ from tune_attention import LONG, AttentionCase, attentions
 
 from pad_engine.device_round import MAX_ROWS
 from pad_engine.graphs import LOGITS, PLAIN, TREE, Rounds
+from pad_engine.kernels.quantise import QUANTISED
 from pad_engine.kernels.tuning import attention_config
 from pad_engine.models.fused import row_pad
+from pad_engine.models.quantise import AS_STORED
 
 CONTEXT, LENGTH = 256, 2048
 TAIL_NODES = 16
@@ -39,11 +42,11 @@ def write_logits(rounds: Rounds) -> None:
     rounds.logits = torch.empty(MAX_ROWS, rounds.fused.num_tokens, dtype=torch.bfloat16, device=rounds.device)
 
 
-def compile_rounds(job: tuple[str, int]) -> None:
+def compile_rounds(job: tuple[str, int, str]) -> None:
     """In a process of its own: compile the kernels of a shape's rounds of so many rows, into the cache on disk."""
-    shape, rows = job
+    shape, rows, weights = job
     with torch.inference_mode():
-        rounds = Rig(shape, length=LENGTH, device=CUDA, num_layers=1).rounds
+        rounds = Rig(shape, length=LENGTH, device=CUDA, num_layers=1, weights=weights).rounds
         rounds.make(PLAIN if rows == 1 else TREE, rows)
         if rows == row_pad(TAIL_NODES):
             write_logits(rounds)
@@ -51,11 +54,11 @@ def compile_rounds(job: tuple[str, int]) -> None:
         torch.cuda.synchronize()
 
 
-def compile_all(shapes: list[str], nodes: list[int], workers: int) -> None:
+def compile_all(shapes: list[str], nodes: list[int], workers: int, weights: str = AS_STORED) -> None:
     """What the measurements need, several kernels at a time."""
     rows = dict.fromkeys([1, row_pad(TAIL_NODES), *(max(16, row_pad(count)) for count in nodes)])
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        pool.map(compile_rounds, [(shape, count) for shape in shapes for count in rows], chunksize=1)
+        pool.map(compile_rounds, [(shape, count, weights) for shape in shapes for count in rows], chunksize=1)
 
 
 def rated(milliseconds: float, limit: float) -> dict[str, float]:
@@ -182,14 +185,14 @@ def kv_reading(read_rate: float) -> list[dict[str, Any]]:
     return found
 
 
-def measure(shape: str, read_rate: float, nodes: list[int], quick: bool) -> dict[str, Any]:
+def measure(shape: str, weights: str, read_rate: float, nodes: list[int], quick: bool) -> dict[str, Any]:
     """All figures of one shape."""
     replays, rounds, turns = (20, 100, 5) if quick else (50, 500, 15)
     gc.collect()
     torch.cuda.empty_cache()  # what earlier measurements left would count as this one's memory
-    rig = Rig(shape, length=LENGTH, device=CUDA)
+    rig = Rig(shape, length=LENGTH, device=CUDA, weights=weights)
     limit = rig.limit_ms(CONTEXT, read_rate)
-    found: dict[str, Any] = {"shape": shape, "context": CONTEXT, "read_tb_s": round(read_rate, 4)}
+    found: dict[str, Any] = {"shape": shape, "weights": weights, "context": CONTEXT, "read_tb_s": round(read_rate, 4)}
     found |= {"limit_ms": round(limit, 5), "streamed_gb": round(limit * read_rate, 4), "rounds": rounds}
     steps: dict[str, Callable[[], Any]] = {
         "memory_mb": lambda: memory(rig),
@@ -214,19 +217,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--nodes", nargs="+", type=int, default=[4, 16, 32, 64], help="of the trees, 2 to 64")
+    parser.add_argument("--weights", default=AS_STORED, choices=[AS_STORED, *QUANTISED], help="types of one byte")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, for a first look")
     parser.add_argument("--workers", type=int, default=min(12, max(1, (os.cpu_count() or 2) - 2)), help="compilers")
     parser.add_argument("--out", required=True, help="folder of results/ for this card, h100 for instance")
     args = parser.parse_args()
-    compile_all(args.shapes, args.nodes, args.workers)
+    compile_all(args.shapes, args.nodes, args.workers, args.weights)
     with torch.inference_mode():
         read_rate = harness.read_rate()
         print(f"read rate {read_rate:.3f} TB/s", flush=True)
         for shape in args.shapes:
-            found = measure(shape, read_rate, args.nodes, args.quick)
-            harness.save_csv(f"step-{shape}", as_rows(found), args.out)
-            print(harness.save(f"step-{shape}", found, args.out))
-        if "8b" in args.shapes:
+            found = measure(shape, args.weights, read_rate, args.nodes, args.quick)
+            name = f"step-{shape}" if args.weights == AS_STORED else f"step-{shape}-{args.weights}"
+            harness.save_csv(name, as_rows(found), args.out)
+            print(harness.save(name, found, args.out))
+        if "8b" in args.shapes and args.weights == AS_STORED:
             torch.cuda.empty_cache()
             kv = {"read_tb_s": round(read_rate, 4), "layers": KV_LAYERS, "kv": kv_reading(read_rate)}
             print(harness.save("kv", kv, args.out))

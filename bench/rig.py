@@ -3,7 +3,6 @@
 Speed does not depend on the weights, and a random model never ends an answer by itself. Nothing here needs a tokenizer.
 """
 
-import math
 import random
 import time
 from collections.abc import Sequence
@@ -19,7 +18,9 @@ from pad_engine.graphs import DeviceDraft, Rounds
 from pad_engine.kernels.row_tiles import OFF
 from pad_engine.kernels.tuning import release_mode
 from pad_engine.kv_cache import PREFILL_SCRATCH, KVCache, prefill_chunk
-from pad_engine.models.decoder import Decoder, expected_tensors
+from pad_engine.models.decoder import Decoder
+from pad_engine.models.loader import weight_bytes
+from pad_engine.models.quantise import AS_STORED
 from pad_engine.tree import DraftTree
 from pad_engine.verify import prefill
 
@@ -76,7 +77,7 @@ def engine_on(decoder: Decoder, drafter: Drafter, depth: int, fused: bool = True
 
 class Rig:
     """One shape of shapes.py, ready to run. length: tokens that the cache takes. num_layers: of the decoder, if not all
-    of the shape's. decoder: instead of one of the shape."""
+    of the shape's. weights: as of load_model. decoder: instead of one of the shape."""
 
     def __init__(
         self,
@@ -85,9 +86,10 @@ class Rig:
         length: int,
         device: torch.device,
         num_layers: int | None = None,
+        weights: str = AS_STORED,
         decoder: Decoder | None = None,
     ) -> None:
-        self.decoder = decoder or random_decoder(shape, device, torch.bfloat16, length, num_layers)
+        self.decoder = decoder or random_decoder(shape, device, torch.bfloat16, length, num_layers, weights)
         self.vocab = self.decoder.config.vocab_size
         self.cache = self.decoder.new_cache(capacity=length, scratch=PREFILL_SCRATCH)
         fill(self.cache)
@@ -96,8 +98,8 @@ class Rig:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights, tied ones once."""
-        shapes = expected_tensors(self.decoder.config).values()
-        return sum(math.prod(shape) for shape in shapes) * self.decoder.dtype.itemsize
+        decoder = self.decoder
+        return weight_bytes(decoder.config, decoder.device, decoder.dtype, decoder.quantised)
 
     def limit_ms(self, context: int, read_rate: float) -> float:
         """Milliseconds to read once what one step needs, at `read_rate` TB/s: the matrices, the LM head, and the keys

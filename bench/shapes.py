@@ -10,6 +10,7 @@ import torch
 
 from pad_engine.models.config import ModelConfig, parse_config
 from pad_engine.models.decoder import Decoder, GetTensor, expected_tensors
+from pad_engine.models.quantise import AS_STORED, pick_weights
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu"}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -61,19 +62,24 @@ def random_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype
 
 
 def random_decoder(
-    name: str, device: torch.device, dtype: torch.dtype, max_length: int, num_layers: int | None = None
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_length: int,
+    num_layers: int | None = None,
+    weights: str = AS_STORED,
 ) -> Decoder:
-    """A decoder of random weights."""
+    """A decoder of random weights. weights: as of load_model."""
     config = shape_config(name, max_length, num_layers)
-    return Decoder(config, random_weights(config, device, dtype), max_length)
+    return Decoder(config, random_weights(config, device, dtype), max_length, pick_weights(weights, device))
 
 
 def streamed_bytes(decoder: Decoder, num_tokens: int) -> int:
-    """Bytes of weights that one pass must read: all layers' matrices and the LM head."""
-    config = decoder.config
-    matrices = sum(
-        linear.weight.numel()
-        for layer in decoder.layers
-        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    )
-    return (matrices + num_tokens * config.hidden_size) * decoder.dtype.itemsize
+    """Bytes of weights that one pass must read: all layers' matrices and the LM head, with the scales of their rows."""
+    matrices = [
+        linear.weight for layer in decoder.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+    ]
+    rows = sum(len(matrix) for matrix in matrices) + num_tokens
+    weights = sum(matrix.numel() for matrix in matrices) + num_tokens * decoder.config.hidden_size
+    scales = rows * torch.float32.itemsize if decoder.quantised is not None else 0
+    return weights * matrices[0].dtype.itemsize + scales

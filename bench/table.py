@@ -103,6 +103,8 @@ HOST, COLD, REAL = "host_share", "cold-", "generate-smollm2-135m-cuda-bfloat16"
 TIMES, RATE = "{:.2f}x", "{:.0f} tokens/s"
 FIGURES = (
     Figure("plain step, 8B shape", "step-8b", of("plain", "over_limit"), RATIO, 1.06),
+    Figure("plain step, 8B shape, int8", "step-8b-int8", of("plain", "over_limit"), RATIO, 1.15),
+    Figure("plain step, 8B shape, fp8", "step-8b-fp8", of("plain", "over_limit"), RATIO, 1.15),
     Figure("plain step, 1B shape", "step-1b", of("plain", "over_limit"), RATIO, 1.15),
     Figure("plain step, SmolLM2-135M shape", "step-135m", of("plain", "ms"), MS, 0.33),
     Figure("verify 16 nodes, 8B shape", "step-8b", verify(16, "over_limit"), RATIO, 1.13),

@@ -45,3 +45,17 @@ def test_a_model_is_compared_with_itself_and_with_its_quantised_weights(make_mod
     assert same["perplexity"] == stored["perplexity"] > 1.0 and "mean_kl_nats" not in stored
     assert 0.0 < int8["mean_kl_nats"] < 0.1 < int8["top1_agreement"]
     assert int8["weight_mb"] < stored["weight_mb"]
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8", "fp8"])
+def test_the_limit_counts_what_a_step_reads(weights: str) -> None:
+    """All matrices as they lie in memory, with a scale for each row of one that is quantised."""
+    shapes = bench_module("shapes")
+    decoder = shapes.random_decoder("tiny", CPU, torch.float32, 32, weights=weights)
+    layers = [part for layer in decoder.layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    held = 0
+    for linear in [*layers, decoder.lm_head]:
+        dense = linear.weight.to_dense() if linear.packed else linear.weight
+        held += dense.numel() * dense.dtype.itemsize
+        held += 0 if linear.scale is None else linear.scale.numel() * 4
+    assert shapes.streamed_bytes(decoder, decoder.config.vocab_size) == held
