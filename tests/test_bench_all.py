@@ -1,0 +1,42 @@
+"""One call for all benchmarks of a card: whatever becomes of one, the others are run, and their results are kept."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from benches import BENCH, bench_module
+
+every = bench_module("all")
+
+
+@pytest.mark.parametrize("name", every.BENCHMARKS)
+def test_every_benchmark_is_a_script_that_takes_its_options(name: str) -> None:
+    _, script, *options = every.arguments_of(name, "h100", Path("questions.jsonl"))
+    source = Path(script).read_text(encoding="utf-8")
+    assert Path(script).parent == BENCH
+    assert [option for option in options if option.startswith("--") and f'"{option}"' not in source] == []
+    assert options[-2:] == ["--out", "h100"] and every.TEXT not in options
+
+
+def test_text_is_needed_where_it_is_read() -> None:
+    with pytest.raises(ValueError, match="groups needs --questions"):
+        every.arguments_of("groups", "h100", None)
+
+
+def test_one_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
+    def python(code: str, seconds: int = 60) -> tuple[list[str], int]:
+        return [sys.executable, "-c", code], seconds
+
+    count = tmp_path / "count"
+    commands = {
+        "broken": python("print('reason'); raise SystemExit(3)"),
+        "slow": python("import time; time.sleep(60)", 1),
+        "good": python(f"open({str(count)!r}, 'a').write('x')"),
+    }
+    first = every.run_all(commands, tmp_path / "logs", again=False)
+    assert first == {"broken": "failed with exit code 3", "slow": "took more than 1 s", "good": "done"}
+    assert (tmp_path / "logs" / "broken.log").read_text() == "reason\n"
+    assert every.run_all({"good": commands["good"]}, tmp_path / "logs", again=False) == {"good": "done before"}
+    assert count.read_text() == "x"
+    every.run_all({"good": commands["good"]}, tmp_path / "logs", again=True)
+    assert count.read_text() == "xx"
