@@ -147,7 +147,7 @@ def test_rounds_run_ahead_of_what_is_read(model: Callable[[str], Path]) -> None:
     queue, wait, past = rounds.queue, rounds.wait, rounds.queued
     rounds.queue = lambda kind, nodes: events.append(f"queue {rounds.queued - past}") or queue(kind, nodes)  # type: ignore
     rounds.wait = lambda index: events.append(f"wait {index - past}") or wait(index)  # type: ignore
-    engine.drafter.propose = None  # type: ignore
+    engine.drafter.propose = lambda state: pytest.fail("the host drafts")  # type: ignore
     engine.generate(PROMPT, params)
     assert events == ["queue 0", "queue 1", "wait 0", "queue 2", "wait 1", "queue 3", "wait 2", "wait 3"]
 
