@@ -8,11 +8,12 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 
 import torch
 
 from pad_engine.controller import Controller
+from pad_engine.errors import RequestError
+from pad_engine.files import write_file
 from pad_engine.kernels.tuning import card_name
 from pad_engine.models.cache import cache_root
 
@@ -50,11 +51,9 @@ class CostFile:
         if all(name in self.saved and close(value, self.saved[name]) for name, value in costs.items()):
             return
         costs = self.saved | costs
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RequestError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(costs) + "\n", encoding="utf-8")
-            os.replace(temporary, self.path)
+            write_file(self.path, (json.dumps(costs) + "\n").encode())
         self.saved = costs
 
 

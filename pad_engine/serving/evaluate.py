@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pad_engine.files import write_json
 from pad_engine.serving import options, pair
 from pad_engine.serving.pair import PairOptions
-from pad_engine.serving.save import write_json
 from pad_engine.serving.terminal import BAD_USAGE, reported
 
 if TYPE_CHECKING:

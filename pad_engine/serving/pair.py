@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pad_engine.errors import RequestError
+from pad_engine.files import check_place
 from pad_engine.serving.options import EngineOptions
-from pad_engine.serving.save import check_place
 
 if TYPE_CHECKING:
     from pad_engine.training.evaluate import Work

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
+from pad_engine.files import write_json
 from pad_engine.serving.reply import answer, figures
-from pad_engine.serving.save import write_json
 
 if TYPE_CHECKING:
     from pad_engine.engine import Engine, Prefix

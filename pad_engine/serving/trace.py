@@ -12,12 +12,12 @@ import typer
 
 from pad_engine import chat_template
 from pad_engine.config import SamplingParams
+from pad_engine.files import check_place, write_json
 from pad_engine.serving import options
 from pad_engine.serving.generate import as_messages, read_prompt
 from pad_engine.serving.options import EngineOptions, unescape
 from pad_engine.serving.reply import answer, figures
 from pad_engine.serving.rounds import DRAFT, OVERRIDE, TARGET, as_object
-from pad_engine.serving.save import check_place, write_json
 from pad_engine.serving.terminal import BAD_USAGE, INTERRUPTED, reported
 
 if TYPE_CHECKING:

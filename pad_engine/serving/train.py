@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pad_engine.errors import RequestError
+from pad_engine.files import check_place
 from pad_engine.serving import options
 from pad_engine.serving.pair import show_progress
-from pad_engine.serving.save import check_place
 from pad_engine.serving.terminal import BAD_USAGE, fetch, reported
 
 if TYPE_CHECKING:

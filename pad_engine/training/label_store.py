@@ -5,12 +5,12 @@ loses what was at work, and nothing else. Shards are files of their own, and can
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pad_engine.errors import RequestError
+from pad_engine.files import write_file
 from pad_engine.training.results import check_header
 
 SHARD = "shard"
@@ -26,14 +26,14 @@ class LabelStore:
         first = line_of({"header": json.loads(json.dumps(header))})
         held = read_bytes(path)
         if first.startswith(held) or (b"\n" not in held and held.startswith(b'{"header": ')):
-            replace_file(path, first)  # new, or killed before its first line was whole
+            write_file(path, first)  # new, or killed before its first line was whole
             return
         found, questions = whole_questions(path, held)
         check_header(path, found, json.loads(first)["header"])
         self.done = set(questions)
         kept = b"".join((held[: held.index(b"\n") + 1], *questions.values()))
         if kept != held:
-            replace_file(path, kept)
+            write_file(path, kept)
 
     def add(self, question: str, records: Sequence[Mapping[str, Any]], reason: str) -> None:
         """Write a finished question."""
@@ -61,7 +61,7 @@ def merge_labels(out: Path, parts: Sequence[Path]) -> int:
         if twice := set(together) & set(questions):
             raise RequestError(f"question {min(twice)} is in {path} and in a file before it")
         together |= questions
-    replace_file(out, b"".join((line_of({"header": header}), *together.values())))
+    write_file(out, b"".join((line_of({"header": header}), *together.values())))
     return len(together)
 
 
@@ -102,15 +102,3 @@ def read_bytes(path: Path) -> bytes:
         return b""
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file beside the path, which then takes its place."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError as error:
-        raise RequestError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        part.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ The references are made once by the target, `write_references`, and read from th
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
+from pad_engine.files import write_file
 from pad_engine.training.tasks.final_number import final_number
 from pad_engine.training.tasks.json_lines import read_json_lines, read_text
 from pad_engine.training.tasks.splits import SPLITS, pick, text_hash
@@ -108,6 +108,4 @@ def write_references(engine: "Engine", task: SameAnswer, path: Path, count: int 
     params = SamplingParams(task.max_tokens)
     asked = {question.id: question.prompt for split in SPLITS for question in task.questions(split, count)}
     lines = [json.dumps({"id": name, "text": engine.generate(prompt, params).text}) for name, prompt in asked.items()]
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    os.replace(temporary, path)
+    write_file(path, "\n".join([*lines, ""]).encode())

@@ -1,4 +1,4 @@
-"""Files that a command writes: whole or not at all, and refused before the work if their place is none."""
+"""Files that are written whole or not at all, and refused before the work if their place is none."""
 
 import json
 import os
@@ -19,13 +19,12 @@ def check_place(path: Path) -> None:
         raise RequestError(f"{path} cannot be written: nothing may be written in {folder}")
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON to a file beside the path, which then takes its place."""
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file beside the path, which then takes its place. RequestError if that cannot be done."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with part.open("x", encoding="utf-8") as file:
-            json.dump(content, file, indent=1, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
+        with part.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -33,3 +32,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         raise RequestError(f"{path} cannot be written: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """The same with JSON."""
+    write_file(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
