@@ -247,6 +247,7 @@ class Engine:
             end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
             state = State(list(ids), len(ids), self.max_length, params, seed, end_ids)
             state.draws_from_q = rule.end.startswith("residual") and not params.greedy
+            state.keeps_q = rule.reads_q
             stats, clock = Stats(seed=seed, prompt_tokens=len(ids)), Stopwatch()
             text = TextStream(self.tokenizer, params.stop_texts, params.min_tokens)
             stats.reused_tokens = self._begin(state, prefix)

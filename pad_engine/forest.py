@@ -195,6 +195,7 @@ class Forest:
         seed = secrets.randbits(53) if params.seed is None else params.seed
         state = State(prompt, len(prompt), self.max_length, params, seed, end_ids, seq=self.free.popleft())
         state.draws_from_q = rule.end.startswith("residual") and not params.greedy
+        state.keeps_q = rule.reads_q
         stops = params.stop_texts
         text = TextStream(self.pair.target.tokenizer, stops, params.min_tokens) if stops else None
         self.waiting.append(Running(request, state, rule, text))

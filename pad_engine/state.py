@@ -41,8 +41,9 @@ class Commit:
 class State:
     """A sequence. ids: prompt and committed tokens. limit: the most tokens that ids may hold. end_ids: tokens that end
     the answer. seq: its place in the cache. round: how many rounds it has had. draws_from_q: the rule weighs a draft's
-    own probabilities, so a drafter that can should draw from them. plan: what the controller wants of the next one.
-    history: bit b says that the token emitted b tokens ago was an override."""
+    own probabilities, so a drafter that can should draw from them. keeps_q: it reads them, and nothing is drawn. plan:
+    what the controller wants of the next one. history: bit b says that the token emitted b tokens ago was an
+    override."""
 
     ids: list[int]
     prompt_length: int
@@ -53,6 +54,7 @@ class State:
     seq: int = 0
     round: int = 0
     draws_from_q: bool = False
+    keeps_q: bool = False
     finish_reason: str | None = None
     plan: RoundPlan = field(default_factory=RoundPlan)
     history: int = 0

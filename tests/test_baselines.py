@@ -10,6 +10,7 @@ from tiny import Make, Oracle, read, some_ids
 from pad_engine import SamplingParams
 from pad_engine.errors import RequestError
 from pad_engine.forest import ForestRequest, make_pair
+from pad_engine.loader import make_drafter, make_engine
 from pad_engine.training.baselines import direct, make_any_rule
 from pad_engine.training.evaluate import Setting
 from pad_engine.training.runner import Runner
@@ -72,13 +73,42 @@ def test_direct_is_the_rule_token_by_token(spec: str, keep: Keep, runner: Runner
     assert but_last(expected) != but_last(ids_of(runner, spec, prompts, depth=1))
 
 
+def test_kl_is_the_rule_token_by_token(runner: Runner, make_model: Make) -> None:
+    """The same for the rule that compares both models' rows; drafted or not, its overrides are those of the loop."""
+    oracles = Oracle(make_model("llama")), Oracle(make_model("llama", noise=0.1))
+    prompts = [some_ids(7, seed) for seed in range(3)]
+
+    def divergence(ids: list[int]) -> float:
+        p, q = (oracle.logits(ids)[-1].double().log_softmax(-1) for oracle in oracles)
+        return float((p.exp() * (p - q)).sum())
+
+    middle = sorted(divergence([*prompts[0], *ids]) for ids in ([], [1], [2, 3], [4], [5], [6, 7]))[3]
+    expected = []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(TOKENS):
+            best, proposed = (int(oracle.logits(ids)[-1].argmax()) for oracle in oracles)
+            ids.append(proposed if proposed == best or divergence(ids) < middle else best)
+        expected.append(ids[len(prompt) :])
+    spec = f"kl:t={middle}"
+    assert but_last(ids_of(runner, f"direct {spec}", prompts)) == but_last(expected)
+    assert but_last(expected) != but_last(ids_of(runner, "target", prompts))
+    assert but_last(expected) != but_last(ids_of(runner, "draft", prompts))
+    # one stream and its host's draft model give what the forest gives
+    setting = runner.setting(spec)
+    drafter, _ = make_drafter("draft-model:depth=4", "chain", 5, 300, (runner.draft, 300), torch.device("cpu"))
+    engine = make_engine(runner.target, drafter=drafter, rule=setting.rule, budget=5, fixed_budget=True)
+    alone = [engine.generate(prompt, SamplingParams(TOKENS, ignore_eos=True)).token_ids for prompt in prompts]
+    assert alone == ids_of(runner, spec, prompts)
+
+
 def test_what_coins_and_gates_give_at_their_ends(runner: Runner) -> None:
     prompts = [some_ids(6, seed) for seed in range(4)]
     target, draft = ids_of(runner, "target", prompts), ids_of(runner, "draft", prompts)
-    for spec in ("greedy", "random:rate=0", "direct random:rate=0", "entropy:h=100", "direct margin:theta=1"):
+    for spec in ("greedy", "random:rate=0", "direct random:rate=0", "entropy:h=100", "kl:t=0", "direct margin:theta=1"):
         assert ids_of(runner, spec, prompts) == target
     assert draft != target
-    for spec in ("direct random:rate=1", "direct entropy:h=0"):
+    for spec in ("direct random:rate=1", "direct entropy:h=0", "direct kl:t=100"):
         assert but_last(ids_of(runner, spec, prompts)) == but_last(draft)
 
 
@@ -105,8 +135,8 @@ def test_rules_without_a_distribution_are_refused(runner: Runner) -> None:
     for spec, words in (("fly", "judges a token by those after it"), ("greedy", "relaxes nothing")):
         with pytest.raises(RequestError, match=words):
             direct(make_any_rule(spec, 300), spec)
-    for spec in ("random:p=1", "entropy:theta=1", "random:rate=2"):
-        with pytest.raises(RequestError, match=r"rule (random|entropy): "):
+    for spec in ("random:p=1", "entropy:theta=1", "random:rate=2", "kl:t=-1"):
+        with pytest.raises(RequestError, match=r"rule (random|entropy|kl): "):
             make_any_rule(spec, 300)
 
 

@@ -84,7 +84,7 @@ class DraftForest:
         """The token that follows each path, -1 where its row is not finite, and the row that it was drawn from."""
         q_rows: list[Tensor | None] = [None] * len(states)
         positions = torch.tensor([len(state.ids) + depth - 1 for state in states], device=logits.device)
-        if any(changes_logits(state.params) or state.draws_from_q for state in states):
+        if any(changes_logits(state.params) or state.draws_from_q or state.keeps_q for state in states):
             each = zip(states, logits.split(1), paths, strict=True)
             ranked = [rank_scores(state, row, [path], depth, draws=True) for state, row, path in each]
             q_rows = [q for _, q in ranked]

@@ -149,7 +149,8 @@ def rank_scores(
     state: State, logits: Tensor, paths: Sequence[list[int]], depth: int, draws: bool
 ) -> tuple[Tensor, Tensor | None]:
     """By what continuations at a depth are ranked, `[n, V']`, from the draft model's logits `[n, V']` after paths from
-    the root; and the distribution that the best one is drawn from, where the rule weighs it and the drafter draws."""
+    the root; and the distribution that the best one is drawn from, where the rule weighs it and the drafter draws, or
+    the model's own, where the rule reads that."""
     scores, temperature = transform(logits, state, paths), state.params.temperature
     position, vocab, q = len(state.ids) + depth - 1, logits.shape[1], None
     if state.draws_from_q and draws:
@@ -158,6 +159,8 @@ def rank_scores(
         scores = scores + temperature * noise
     elif not state.params.greedy and not state.draws_from_q:
         scores = scores + temperature * gumbel_noise(state.seed, position, vocab, logits.device)
+    if state.keeps_q and draws:
+        q = logits.softmax(-1)
     return scores, q
 
 

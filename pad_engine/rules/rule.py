@@ -33,7 +33,7 @@ class AcceptanceRule:
     wins, then the lowest index. end: how the token after the path is drawn. rows: the full rows that it must read.
     walk: whether a node's judgement depends on its own row and judge alone. lossless: the output equals the target's.
     walk_path: for sequential rules, which judge a node by what became of its siblings, the walk itself. override: what
-    may keep a node that `judge` rejects.
+    may keep a node that `judge` rejects. reads_q: it compares the draft model's own rows, at temperature 0 too.
     """
 
     name: str
@@ -44,6 +44,7 @@ class AcceptanceRule:
     lossless: bool = False
     walk_path: WalkPath | None = None
     override: Override | None = None
+    reads_q: bool = False
 
     @property
     def taps(self) -> tuple[int, ...]:

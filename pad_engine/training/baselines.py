@@ -1,10 +1,12 @@
-"""Rules for comparison only, beside those of rules/select.py: entropy, random, and any rule's own distribution without
-speculation. Next to read: settings.py.
+"""Rules for comparison only, beside those of rules/select.py: entropy, KL, random, and any rule's own distribution
+without speculation. Next to read: settings.py.
 
 `entropy:h=` keeps a mismatch where the judging row has at least h nats of entropy: FLy's gate (arXiv 2511.22972)
 without its window. `random:rate=` keeps a mismatch by a coin: what overrides cost that look at nothing. Its uniforms
 are Philox numbers of the request's seed, the position and the token, so they do not depend on how rounds fall. An
-Override sees no position, so the coin is thrown on a walk along the tree, on the host.
+Override sees no position, so the coin is thrown on a walk along the tree, on the host. `kl:t=` keeps a mismatch where
+the two models' distributions differ by less than t nats, KL(target || draft) of raw rows (KL-Judge, "Revisiting Judge
+Decoding from First Principles", arXiv 2601.04766): a walk too, as an Override does not see the draft model's rows.
 
 `direct` is what a relaxed rule means without speculation ("Revisiting Lossy Verification", arXiv 2607.26627, asks for
 this comparison). At temperature 0 a rule that judges each token by itself makes of every prefix one next token: the
@@ -15,7 +17,7 @@ So speculation, at depth 1 most of all, is nearer to the target than the rule it
 last one that a limit allows, which is never drafted.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -34,11 +36,11 @@ from pad_engine.state import Overridden, State
 from pad_engine.tree import DraftTree
 
 Rule = str | AcceptanceRule | RelaxedRule
-MAX_ENTROPY = 100.0  # nats; no vocabulary has so much
+MAX_ENTROPY = MAX_DIVERGENCE = 100.0  # nats; no vocabulary has so much entropy
 
 
 def make_any_rule(spec: str, num_tokens: int) -> Rule:
-    """The rules of rules/select.py, and `entropy:h=` and `random:rate=`, both over greedy."""
+    """The rules of rules/select.py, and `entropy:h=`, `kl:t=` and `random:rate=`, all over greedy."""
     name, values = parse_spec(spec, "rule")
     what = f"rule {name}"
     if name == "entropy":
@@ -48,13 +50,29 @@ def make_any_rule(spec: str, num_tokens: int) -> Rule:
     if name == "random":
         rate = take_float(values, "rate", 0.1, what, 0.0, 1.0)
         refuse_rest(values, what, "rate")
-        return walked(replace(GREEDY, name=name, override=Override(every, None, (0.0, 0.0))), rate=rate)
+        return walked(replace(GREEDY, name=name, override=EVERY), Offer(rate=rate))
+    if name == "kl":
+        limit = take_float(values, "t", 0.1, what, 0.0, MAX_DIVERGENCE)
+        refuse_rest(values, what, "t")
+        return walked(replace(GREEDY, name=name, override=EVERY, reads_q=True), Offer(divergence=limit))
     return make_rule(spec, num_tokens)
 
 
 def every(judged: Judged, t: object) -> Tensor:
     """Any token at all."""
     return torch.ones_like(judged.lse, dtype=torch.bool)
+
+
+EVERY = Override(every, None, (0.0, 0.0))
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Which mismatches an override is offered: a share `rate` of them, by coins; and where `divergence` is given, those
+    of rows whose KL(target || draft) is below it, in nats."""
+
+    rate: float = 1.0
+    divergence: float | None = None
 
 
 def direct(rule: Rule, name: str) -> AcceptanceRule:
@@ -67,22 +85,22 @@ def direct(rule: Rule, name: str) -> AcceptanceRule:
         raise RequestError(f"rule {name} judges a token by those after it, so it has no distribution to draw from")
     if isinstance(greedy.walk_path, partial):
         return replace(greedy, walk_path=partial(greedy.walk_path, single=True))
-    return walked(greedy, single=True)
+    return walked(greedy, Offer(), single=True)
 
 
-def walked(rule: AcceptanceRule, rate: float = 1.0, single: bool = False) -> AcceptanceRule:
+def walked(rule: AcceptanceRule, offer: Offer, single: bool = False) -> AcceptanceRule:
     """A rule over greedy that is decided by the walk below."""
     return replace(
-        rule, walk="sequential", lossless=False, walk_path=partial(walk_path, rate=rate, single=single)
+        rule, walk="sequential", lossless=False, walk_path=partial(walk_path, offer=offer, single=single)
     )  # fmt: skip
 
 
 def walk_path(
-    record: Record, start: int, state: State, tree: DraftTree, relaxed: Relaxed | None, *, rate: float, single: bool
+    record: Record, start: int, state: State, tree: DraftTree, relaxed: Relaxed | None, *, offer: Offer, single: bool
 ) -> Accepted:
     """The greedy path, with an override where the target's own token was not drafted.
 
-    rate: of the tokens that the override takes, how many it is offered. single: the round ends with the first drafted
+    offer: of the tokens that the override takes, which it is offered. single: the round ends with the first drafted
     token that stays; no token of the target's follows it.
     """
     assert relaxed is not None, "the rule has an override"
@@ -97,7 +115,13 @@ def walk_path(
         rescued = None
         if kept is None:
             position = len(state.ids) + len(path) - 1
-            offered = [c for c in children[node] if uniform(state.seed, position, tree.tokens[c], ACCEPT, 0) < rate]
+            offered = (
+                []
+                if too_far(offer, record, start, tree, node)
+                else [
+                    c for c in children[node] if uniform(state.seed, position, tree.tokens[c], ACCEPT, 0) < offer.rate
+                ]
+            )
             kept = rescued = relaxed.rescue(offered, start, history)
         if kept is None:
             return Accepted(path, pick, overridden)
@@ -107,3 +131,17 @@ def walk_path(
             return Accepted(path, tree.tokens[kept], overridden)
         history = history << 1 | (rescued is not None)
         path.append(kept)
+
+
+def too_far(offer: Offer, record: Record, start: int, tree: DraftTree, node: int) -> bool:
+    """Whether the two models' distributions after a node differ by more than what is offered."""
+    if offer.divergence is None or tree.q_rows is None:
+        return offer.divergence is not None
+    q = tree.q_rows[node].double()
+    target = record.logits[start + node].double().log_softmax(-1)
+    draft = torch.full_like(target, -torch.inf)
+    draft[: len(q)] = q.log().to(target.device)
+    p = target.exp()
+    # what the target cannot say adds nothing, whatever the draft model makes of it
+    divergence = torch.where(p > 0, p * (target - draft), 0.0).sum()
+    return not bool(divergence < offer.divergence)
