@@ -6,6 +6,7 @@ Next to read: graphs.py for what is queued, engine.py for what becomes of the co
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
@@ -73,8 +74,8 @@ def play(
     temperature = 0.0 if state.params.greedy else state.params.temperature
     limit = len(state.ids) + state.remaining
     rounds.begin(state.seq, state.ids, limit, sorted(state.end_ids), state.seed, temperature)
-    if isinstance(drafter, CapturedDrafter):
-        yield from run_ahead(rounds, cache, state, drafter, controller, pinned, cancelled)
+    if drafter.captured:
+        yield from run_ahead(rounds, cache, state, cast(CapturedDrafter, drafter), controller, pinned, cancelled)
         return
     while state.finish_reason is None and not cancelled():
         tree, draft_ms = draft(state, drafter, controller, pinned)

@@ -177,6 +177,7 @@ def test_the_end_of_the_draft_models_context(engine_of: Callable[..., Engine]) -
     cache = drafter.decoder.new_cache(capacity=len(PROMPT) + 4, scratch=16)
     drafter.cache = drafter.fused.cache = cache
     (buffer,) = cache.buffers.values()
+    buffer.zero_()
     params = SamplingParams(9, ignore_eos=True)
     out = engine.generate(PROMPT, params)
     assert out.token_ids == engine_of(None).generate(PROMPT, params).token_ids

@@ -216,6 +216,9 @@ class DeviceChain:
     def __init__(self, ids: list[int], nodes: int) -> None:
         self.ids, self.nodes = ints([*ids, *[1] * nodes]), nodes
 
+    def queue(self, rounds: Any, plan: Any) -> tuple[int, int]:
+        return rounds.queue(self, self.nodes), self.nodes - 1
+
     def queue_draft(self, requests: Any, forest: Any, rows: int) -> None:
         index = torch.arange(self.nodes, device=DEVICE)
         forest.token[: self.nodes] = self.ids[(requests.cache_len + index).clamp(max=len(self.ids) - 1)]

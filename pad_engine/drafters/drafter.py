@@ -1,6 +1,6 @@
 """What a drafter is, and how one is made of its name. Next to read: ngram.py, then draft_model.py."""
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from pad_engine.controller import RoundPlan
 from pad_engine.graphs import Rounds
@@ -48,7 +48,6 @@ class Drafter(Protocol):
         """Forget the sequence and whatever was learnt from it."""
 
 
-@runtime_checkable
 class CapturedDrafter(Drafter, Protocol):
     """One whose rounds are queued ahead, before the host knows what the round at work commits."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
@@ -165,8 +165,8 @@ def queued(engine: "Engine", ids: Sequence[int], nodes: int, temperature: float)
     assert rounds is not None, "an engine with captured rounds"
     drafter.begin(list(ids))
     rounds.begin(0, ids, engine.max_length, [], 0, temperature)
-    if isinstance(drafter, CapturedDrafter):
-        return partial(drafter.queue, rounds, RoundPlan(nodes, nodes - 1))
+    if drafter.captured:
+        return partial(cast(CapturedDrafter, drafter).queue, rounds, RoundPlan(nodes, nodes - 1))
     if nodes == 1:
         return rounds.queue_plain
     rounds.queue_tree([DraftTree.chain([ids[-1]] * nodes)])
