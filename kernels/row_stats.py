@@ -48,6 +48,12 @@ class StatParts(NamedTuple):
     values: Tensor
     ids: Tensor
 
+    def sized(self, programs: int, rows: int) -> "StatParts":
+        """The same memory for a launch of so many programs and rows, no more in all than it was made for."""
+        count = programs * rows
+        values = self.values.view(-1)[: count * (3 + TOP)].view(programs, 3 + TOP, rows)
+        return StatParts(values, self.ids.view(-1)[: count * TOP].view(programs, TOP, rows))
+
 
 def empty_parts(programs: int, rows: int, device: torch.device) -> StatParts:
     """Room for the parts of a launch."""

@@ -14,7 +14,7 @@ from pad_engine.kernels.accept import MAX_ROWS, Relaxation
 from pad_engine.kernels.judge_nodes import empty_judged, judge_nodes
 from pad_engine.kernels.lm_head import Judging
 from pad_engine.kernels.pivot_mlp import TailWeights, TapProjection
-from pad_engine.kernels.row_stats import StatParts, empty_parts
+from pad_engine.kernels.row_stats import empty_parts
 from pad_engine.rules.classifier import LINEAR_JUDGE, SCALARS, Classifier
 from pad_engine.rules.override import Override
 
@@ -49,8 +49,7 @@ class DeviceJudge:
     def judging(self, rows: int, forest: DeviceForest) -> Judging:
         """What the LM head of a pass of so many rows leaves."""
         count = self.programs[rows]
-        values, ids = self.stats.values.view(-1), self.stats.ids.view(-1)
-        stats = StatParts(values[: count * 6 * rows].view(count, 6, rows), ids[: count * 3 * rows].view(count, 3, rows))
+        stats = self.stats.sized(count, rows)
         tap = None
         if self.weights is not None:
             units = len(self.wide)

@@ -16,7 +16,7 @@ from pad_engine.kernels.accept import MAX_ROWS
 from pad_engine.kernels.draft_chain import begin_draft, take_draft
 from pad_engine.kernels.draft_tree import candidate_count, empty_candidates, keep_nodes, rank_level
 from pad_engine.kernels.lm_head import Judging
-from pad_engine.kernels.row_stats import TOP, StatParts, empty_parts
+from pad_engine.kernels.row_stats import TOP, empty_parts
 from pad_engine.models.fused import row_pad
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Tree:
         begin(model, requests, model.feed, None, 0)
         for level in range(1, self.depth + 1):
             passed, count = (model.rows, row_pad(model.feed)) if level == 1 else (branch, row_pad(WIDTH * (level - 1)))
-            stats = buffers.parts(model.fused.programs[count], count)
+            stats = buffers.stats.sized(model.fused.programs[count], count)
             state, ranking = sequences(model, requests), Judging(stats, scored=True)
             model.fused.launch(count, passed.token, passed, state, to_prefix=level == 1, judging=ranking)
             rank_level(
@@ -117,14 +117,6 @@ class TreeBuffers:
         self.candidates = empty_candidates(candidate_count(depth, WIDTH), MAX_ROWS, device)
         self.stats = empty_parts(programs, MAX_ROWS, device)
         self.ticket = torch.zeros(1, dtype=torch.int32, device=device)
-
-    def parts(self, programs: int, rows: int) -> StatParts:
-        """The statistics' buffers for so many programs and rows."""
-        values, ids = self.stats.values.view(-1), self.stats.ids.view(-1)
-        count = programs * rows
-        return StatParts(
-            values[: count * (3 + TOP)].view(programs, 3 + TOP, rows), ids[: count * TOP].view(programs, TOP, rows)
-        )
 
 
 def sequences(model: "DeviceDraftModel", requests: DeviceRequests) -> SequenceState:
