@@ -3,13 +3,16 @@
     python bench/bench_tail.py --shapes 1b 8b --out h100
 
 Each rule's captured round, less the same pass whose LM head only writes bf16 logits; by turns, so that the card's state
-is the same for all. The torch forms read those logits and the tapped states: one operator after another in a graph,
-and compiled by Inductor. Rejection is the kernels alone, on logits that lie there. The classifier's weights are random.
+is the same for all. A floor that no token reaches keeps every path at the greedy one: with longer paths a rule would be
+charged for the context that they add. The torch forms read those logits and the tapped states: one operator after
+another in a graph, and compiled by Inductor. Rejection is the kernels alone, on logits that lie there. The classifier's
+weights are random.
 """
 
 import argparse
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +48,7 @@ def overrides(rig: Rig) -> dict[str, Override | None]:
     classifier = random_classifier(config.hidden_size, config.num_layers)
     pivot = Override(not_pivotal, not_pivotal_kernel, (0.3, 0.0), log_floor=-9.2, classifier=classifier)
     relaxed = {"margin": make_margin({}, rig.vocab), "typical": make_typical({}, rig.vocab), "pivot": pivot}
-    return {name: relaxed.get(name) for name in RULES}
+    return {name: replace(relaxed[name], log_floor=0.0) if name in relaxed else None for name in RULES}
 
 
 def in_rounds(rig: Rig, replays: int, turns: int) -> dict[str, Any]:

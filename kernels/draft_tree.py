@@ -162,7 +162,7 @@ def rank_level_kernel(
         parent = tl.load(row_ptr + row)
         before = tl.load(log_prob_ptr + parent)
     wait_for_inputs(PDL)
-    lse, _, z1, id1, z2, id2, z3, id3 = whole_row(values_ptr, value_ids_ptr, row, ROWS, NUM_PARTS, BLOCK_P)
+    lse, _, z1, id1, z2, id2, z3, id3 = whole_row(values_ptr, value_ids_ptr, row, True, ROWS, NUM_PARTS, BLOCK_P)
     place = FIRST + new * _TOP + one
     ptrs = (token_ptr, parent_ptr, depth_ptr, log_prob_ptr)
     depth = one * 0 + LEVEL

@@ -17,6 +17,7 @@ from pad_engine.kernels.pivot_mlp import LINEAR, MLP, NO_CLASSIFIER, TailWeights
 from pad_engine.kernels.row_stats import whole_row
 from pad_engine.kernels.row_tiles import OFF, release_dependents, wait_for_inputs
 
+WARPS = 4
 _NONE, _MLP, _LINEAR = tl.constexpr(NO_CLASSIFIER), tl.constexpr(MLP), tl.constexpr(LINEAR)
 
 
@@ -31,6 +32,31 @@ class JudgedRows(NamedTuple):
 def empty_judged(rows: int, device: torch.device) -> JudgedRows:
     """Room for N nodes."""
     return JudgedRows(torch.zeros(7, rows, device=device), torch.zeros(3, rows, dtype=torch.int32, device=device))
+
+
+@triton.jit
+def sum_units(part_ptr, node, live, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr):
+    """fp32 `[UNITS]`: a node's share of TapProjection, its parts added."""
+    unit, part = tl.arange(0, UNITS), tl.arange(0, triton.next_power_of_2(SPLIT))
+    pointers = part_ptr + (part[:, None] * UNITS + unit[None, :]) * ROWS + node
+    there = (part < tl.where(live, SPLIT, 0))[:, None] & (unit >= 0)[None, :]
+    return tl.sum(tl.load(pointers, mask=there, other=0.0), 0)
+
+
+@triton.jit
+def store_judged(values_ptr, ids_ptr, stats, token_logit, pivot_prob, ROWS: tl.constexpr):
+    """One node's JudgedRows."""
+    lse, entropy, z1, id1, z2, id2, z3, id3 = stats
+    tl.store(values_ptr, z1)
+    tl.store(values_ptr + ROWS, z2)
+    tl.store(values_ptr + 2 * ROWS, z3)
+    tl.store(values_ptr + 3 * ROWS, lse)
+    tl.store(values_ptr + 4 * ROWS, entropy)
+    tl.store(values_ptr + 5 * ROWS, token_logit)
+    tl.store(values_ptr + 6 * ROWS, pivot_prob)
+    tl.store(ids_ptr, id1)
+    tl.store(ids_ptr + ROWS, id2)
+    tl.store(ids_ptr + 2 * ROWS, id3)
 
 
 @triton.jit
@@ -53,6 +79,7 @@ def judge_nodes_kernel(
     judged_id_ptr,
     pick_score_ptr,
     pick_id_ptr,
+    passes,
     ROWS: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -68,34 +95,27 @@ def judge_nodes_kernel(
     # the weights depend on nothing
     if CLASSIFIER == _MLP:
         w = load_tail(unit_bias_ptr, scalar_ptr, scalar_bias_ptr, inner_ptr, inner_bias_ptr, out_ptr, out_bias_ptr)
-    wait_for_inputs(PDL)
-    token_logit = tl.load(token_logit_ptr + one)
-    lse, entropy, z1, id1, z2, id2, z3, id3 = whole_row(values_ptr, value_ids_ptr, row, ROWS, NUM_PARTS, BLOCK_P)
-    pivot_prob = tl.full((1,), 1.0, tl.float32)
-    if CLASSIFIER == _MLP:
-        unit = tl.arange(0, 64)
-        units = tl.zeros((64,), tl.float32)
-        for part in tl.static_range(TAP_SPLIT):
-            units += tl.load(unit_part_ptr + (part * 64 + unit) * ROWS + node)
-        pivot_prob = pivot_of_units(units, entropy, tl.exp(token_logit - lse), z1 - z2, w)
-    if CLASSIFIER == _LINEAR:
-        total = tl.load(unit_bias_ptr + tl.arange(0, 1))
-        for part in tl.static_range(TAP_SPLIT):
-            total += tl.load(unit_part_ptr + part * ROWS + one)
-        pivot_prob = tl.sigmoid(-total)
-    tl.store(judged_ptr + one, z1)
-    tl.store(judged_ptr + ROWS + one, z2)
-    tl.store(judged_ptr + 2 * ROWS + one, z3)
-    tl.store(judged_ptr + 3 * ROWS + one, lse)
-    tl.store(judged_ptr + 4 * ROWS + one, entropy)
-    tl.store(judged_ptr + 5 * ROWS + one, token_logit)
-    tl.store(judged_ptr + 6 * ROWS + one, pivot_prob)
-    tl.store(judged_id_ptr + one, id1)
-    tl.store(judged_id_ptr + ROWS + one, id2)
-    tl.store(judged_id_ptr + 2 * ROWS + one, id3)
-    pick = best_of_parts(score_ptr + node, id_ptr + node, ROWS, True, NUM_PARTS, BLOCK_P, 1)
-    tl.store(pick_score_ptr + one, tl.where(pick < 0, float("inf"), 0.0))
-    tl.store(pick_id_ptr + one, tl.maximum(pick, 0))  # ids are not negative in a part
+    # As in the accept kernel: the first time it is run on nothing, so that the instructions are there for the second.
+    for step in range(passes):
+        live = step == passes - 1
+        if PDL:  # noqa: SIM102 - known to the compiler, unlike the next
+            if live:
+                wait_for_inputs(PDL)
+        token_logit = tl.load(token_logit_ptr + one, mask=one < tl.where(live, ROWS, 0), other=0.0)
+        stats = whole_row(values_ptr, value_ids_ptr, row, live, ROWS, NUM_PARTS, BLOCK_P)
+        lse, entropy, z1, z2 = stats[0], stats[1], stats[2], stats[4]
+        pivot_prob = tl.full((1,), 1.0, tl.float32)
+        if CLASSIFIER == _MLP:
+            units = sum_units(unit_part_ptr, node, live, 64, ROWS, TAP_SPLIT)
+            pivot_prob = pivot_of_units(units, entropy, tl.exp(token_logit - lse), z1 - z2, w)
+        if CLASSIFIER == _LINEAR:
+            bias = tl.load(unit_bias_ptr + tl.arange(0, 1))
+            pivot_prob = tl.sigmoid(-bias - sum_units(unit_part_ptr, node, live, 1, ROWS, TAP_SPLIT))
+        pick = best_of_parts(score_ptr + node, id_ptr + node, ROWS, live, NUM_PARTS, BLOCK_P, 1)
+        if live:
+            store_judged(judged_ptr + one, judged_id_ptr + one, stats, token_logit, pivot_prob, ROWS)
+            tl.store(pick_score_ptr + one, tl.where(pick < 0, float("inf"), 0.0))
+            tl.store(pick_id_ptr + one, tl.maximum(pick, 0))  # ids are not negative in a part
 
 
 def judge_nodes(
@@ -136,12 +156,13 @@ def judge_nodes(
         judged_id_ptr=judged.ids,
         pick_score_ptr=pick_score,
         pick_id_ptr=pick_id,
+        passes=1 if pdl == OFF else 2,
         ROWS=rows,
         NUM_PARTS=programs,
         BLOCK_P=triton.next_power_of_2(programs),
         CLASSIFIER=kind,
         TAP_SPLIT=1 if tap is None else tap.parts.shape[0],
         PDL=pdl,
-        num_warps=4,
+        num_warps=WARPS,
         launch_pdl=pdl != OFF,
     )

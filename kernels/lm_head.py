@@ -16,7 +16,7 @@ from torch import Tensor
 from pad_engine.kernels.gumbel import gumbel_noise, gumbel_score
 from pad_engine.kernels.norm_linear import norm_arguments, norm_linear_ref, normed_product
 from pad_engine.kernels.pivot_mlp import TapProjection, project_tap
-from pad_engine.kernels.row_stats import StatParts, best_place, grow_sums, grow_top, sum_places, take_top
+from pad_engine.kernels.row_stats import StatParts, add_logit, best_place, grow_top, sum_places, take_top
 from pad_engine.kernels.row_tiles import (
     OFF,
     inverse_rms,
@@ -91,9 +91,7 @@ def fold_best(logits, token, ok, best, best_id, seed, temperature, position):
 def fold_stats(logits, token, ok, peak, total, weighted, a, a_id, b, b_id, c, c_id):
     """Fold a tile of logits into the running statistics of every place (row_stats.py)."""
     z = tl.where(ok[:, None], logits, float("-inf"))
-    one = tl.where(z == float("-inf"), 0.0, 1.0)
-    # relative to itself a logit weighs one, and an impossible one nothing
-    peak, total, weighted = grow_sums(peak, total, weighted, z, one, tl.where(one > 0.0, z, 0.0))
+    peak, total, weighted = add_logit(peak, total, weighted, z)
     a, a_id, b, b_id, c, c_id = grow_top(a, a_id, b, b_id, c, c_id, z, token[:, None] + tl.zeros_like(a_id))
     return peak, total, weighted, a, a_id, b, b_id, c, c_id
 
@@ -114,16 +112,17 @@ def store_stats(values_ptr, ids_ptr, program, peak, total, weighted, a, a_id, b,
 
 
 @triton.jit
-def token_logits(logits, token, first, BLOCK: tl.constexpr, ROWS: tl.constexpr, nodes, node_ptr, parent_ptr, out_ptr):
+def token_logits(logits, first, nodes, judges, out_ptr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """Of a tile of logits `[BLOCK, ROWS]` of the tokens from `first` on, leave those that nodes are judged by: of each
-    node's token, in its parent's row. nodes: `[ROWS]` tokens. Few tiles have one, so the others pay for a look only."""
-    rows = tl.arange(0, ROWS)
-    if tl.max(((nodes >= first) & (nodes < first + BLOCK)).to(tl.int32)) > 0:
-        for node in range(ROWS):
-            own, parent = tl.load(node_ptr + node), tl.load(parent_ptr + node)
-            if (own >= first) & (own < first + BLOCK):
-                here = (token == own)[:, None] & (rows == tl.where(parent < 0, node, parent))[None, :]
-                tl.store(out_ptr + node, tl.sum(tl.where(here, logits, 0.0)))
+    node's token, in the row that judges it. nodes, judges: `[ROWS]`, those tokens and rows. Few tiles have one, so the
+    others pay for a look only."""
+    own = nodes - first
+    here = (own >= 0) & (own < BLOCK)
+    if tl.max(here.to(tl.int32)) > 0:
+        rows, place = tl.arange(0, ROWS), tl.where(here, own, 0)
+        found = tl.gather(logits, place[:, None] + tl.zeros((ROWS, ROWS), tl.int32), 0)
+        judged = tl.sum(tl.where(rows[None, :] == judges[:, None], found, 0.0), 1)
+        tl.store(out_ptr + rows, judged, mask=here)
 
 
 @triton.jit
@@ -193,8 +192,9 @@ def lm_head_kernel(
     logits = tile_logits(acc, token, token < V, rms, scale, logits_ptr, V, SOFTCAP, ROWS)
     best, best_id, score = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
     if node_ptr is not None:
-        nodes = tl.load(node_ptr + rows)
-        token_logits(logits, token, program * BLOCK, BLOCK, ROWS, nodes, node_ptr, parent_ptr, token_logit_ptr)
+        nodes, parents = tl.load(node_ptr + rows), tl.load(parent_ptr + rows)
+        judges = tl.where(parents < 0, rows, parents)
+        token_logits(logits, program * BLOCK, nodes, judges, token_logit_ptr, BLOCK, ROWS)
     if STATS:
         low, no_id = tl.full((BLOCK, ROWS), float("-inf"), tl.float32), tl.full((BLOCK, ROWS), 2147483647, tl.int32)
         zero = tl.zeros((BLOCK, ROWS), tl.float32)
@@ -213,7 +213,7 @@ def lm_head_kernel(
         logits = tile_logits(acc, token, token < V, rms, scale, logits_ptr, V, SOFTCAP, ROWS)
         best, best_id, score = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
         if node_ptr is not None:
-            token_logits(logits, token, tile * BLOCK, BLOCK, ROWS, nodes, node_ptr, parent_ptr, token_logit_ptr)
+            token_logits(logits, tile * BLOCK, nodes, judges, token_logit_ptr, BLOCK, ROWS)
         if STATS:
             peak, total, weighted, a, a_id, b, b_id, c, c_id = fold_stats(
                 score if SCORED else logits, token, token < V, peak, total, weighted, a, a_id, b, b_id, c, c_id

@@ -62,13 +62,14 @@ def empty_parts(programs: int, rows: int, device: torch.device) -> StatParts:
 
 
 @triton.jit
-def grow_sums(peak, total, weighted, other_peak, other_total, other_weighted):
-    """Two parts of a sum of exponentials, each relative to its own largest logit, as one."""
-    new_peak = tl.maximum(peak, other_peak)
-    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    shrink, other_shrink = tl.exp(peak - base), tl.exp(other_peak - base)
-    total = total * shrink + other_total * other_shrink
-    return new_peak, total, weighted * shrink + other_weighted * other_shrink
+def add_logit(peak, total, weighted, z):
+    """Sums of exponentials relative to the largest logit, and one more logit in each; -inf is an impossible one."""
+    # whichever of the two is smaller shrinks, so one exponential is enough
+    shrink = tl.where(z == float("-inf"), 0.0, tl.exp(-tl.abs(peak - z)))
+    is_peak, weight = z > peak, tl.where(z == float("-inf"), 0.0, z)
+    total = tl.where(is_peak, total * shrink + 1.0, total + shrink)
+    weighted = tl.where(is_peak, weighted * shrink + weight, weighted + weight * shrink)
+    return tl.maximum(peak, z), total, weighted
 
 
 @triton.jit
@@ -108,11 +109,11 @@ def sum_places(peak, total, weighted):
 
 
 @triton.jit
-def whole_row(values_ptr, ids_ptr, row, ROWS: tl.constexpr, NUM_PARTS: tl.constexpr, BLOCK_P: tl.constexpr):
+def whole_row(values_ptr, ids_ptr, row, live, ROWS: tl.constexpr, NUM_PARTS: tl.constexpr, BLOCK_P: tl.constexpr):
     """The statistics of one row `[1]` from all parts: lse, entropy, and the three largest with their ids. A row with a
-    NaN has a NaN in lse and entropy."""
+    NaN has a NaN in lse and entropy. live: whether the parts are there; without it nothing is read."""
     part = tl.arange(0, BLOCK_P)
-    ok = (part < NUM_PARTS)[:, None]
+    ok = (part < tl.where(live, NUM_PARTS, 0))[:, None]
     values = values_ptr + part[:, None] * (6 * ROWS) + row[None, :]
     ids = ids_ptr + part[:, None] * (3 * ROWS) + row[None, :]
     # all loads before the first is used

@@ -1,19 +1,22 @@
-"""The accepted path of each sequence and the token after it: by libpad on the CPU, else by the torch reference.
+"""The accepted path of each sequence and the token after it: of one tree by libpad, of several by a few operations over
+the rows of all.
 
 Next to read: kernels/accept.py for the meaning, csrc/cpu/accept.cpp for the loops.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pad_engine import native, native_accept
-from pad_engine.kernels.accept import accept_bits_ref, accept_path_ref
 from pad_engine.kernels.rejection import RejectionWorkspace, rejection_chain
 from pad_engine.record import Record
 from pad_engine.rules.greedy import judge_pick
-from pad_engine.rules.override import Judged, Override, Relaxed, Verdict, describe, judged_nodes, kept_length, relax
+from pad_engine.rules.override import Judged, Override, Relaxed, Verdict, judged_nodes, kept_length, on_host, relax
 from pad_engine.rules.rejection import REJECTION
 from pad_engine.rules.rule import AcceptanceRule, Accepted
 from pad_engine.state import State
@@ -59,13 +62,13 @@ def reject_on_card(record: Record, state: State, tree: DraftTree) -> Accepted:
 def accept_paths(record: Record, rule: AcceptanceRule) -> tuple[list[list[int]], list[int]]:
     """For each sequence of the forest its path, as rows of the forest from the root on, and the token after it."""
     f = record.forest
-    if rule.judge is judge_pick and native.available():
+    if rule.judge is judge_pick and native.available() and len(f.starts) == 1:
         return native_accept.match_path(
             f.token, f.parent, record.row_pick, f.tree_mask_bits, f.depth, f.seq, len(f.starts)
         )
     judged, score = rule.judge(record)
     paths = judged_paths(f, judged.cpu(), score.float().cpu())
-    ends = record.row_pick.tolist()
+    ends = record.picks
     return paths, [ends[path[-1]] for path in paths]
 
 
@@ -73,29 +76,29 @@ def accept_relaxed(
     record: Record, rule: AcceptanceRule, override: Override, states: Sequence[State], trees: Sequence[DraftTree]
 ) -> list[Accepted]:
     """The same for a rule with an override."""
-    f, judged = record.forest, judged_nodes(record, override)
+    f, judged = record.forest, on_host(judged_nodes(record, override))
     walk = rule.walk_path
     base = rule.judge(record)[0] if walk is None else torch.zeros(len(f.token), dtype=torch.bool)
     verdict = relaxed_verdict(base, record.judge_pick >= 0, judged, override)
     if record.processed is not record.logits:
         excluded = verdict.overridden & ~record.judge_possible
         verdict = Verdict(verdict.accept & ~excluded, verdict.overridden & ~excluded, verdict.score)
-    each = zip(f.starts, states, trees, strict=True)
+    each, relaxed = zip(f.starts, states, trees, strict=True), Relaxed(record, override, judged, verdict)
     if walk is not None:
-        return [walk(record, *one, Relaxed(record, override, judged, verdict)) for one in each]
+        return [walk(record, *one, relaxed) for one in each]
     paths = relaxed_paths(f, verdict, override, [state.history for state in states])
-    ends, flags, found = record.row_pick.tolist(), verdict.overridden, []
+    ends, flags, found = record.picks, verdict.overridden.tolist(), []
     for path, (start, _, _) in zip(paths, each, strict=True):
-        overridden = tuple(describe(judged, row, row - start) for row in path[1:] if flags[row])
+        overridden = tuple(relaxed.describe(row, row - start) for row in path[1:] if flags[row])
         found.append(Accepted([row - start for row in path], ends[path[-1]], overridden))
     return found
 
 
 def relaxed_verdict(base: Tensor, known: Tensor, judged: Judged, override: Override) -> Verdict:
-    """base, known: bool `[N]` on the CPU, what the base accepts and which judging rows are finite, since nothing
-    follows one that is not. The verdict is on the CPU."""
-    verdict = relax((base & known).to(judged.lse.device), judged, override)
-    return Verdict(verdict.accept.cpu() & known, verdict.overridden.cpu() & known, verdict.score.cpu())
+    """base, known: bool `[N]`, what the base accepts and which judging rows are finite, since nothing follows one that
+    is not. All are on the CPU."""
+    verdict = relax(base & known, judged, override)
+    return Verdict(verdict.accept & known, verdict.overridden & known, verdict.score)
 
 
 def relaxed_paths(forest: Forest, verdict: Verdict, override: Override, histories: Sequence[int]) -> list[list[int]]:
@@ -108,8 +111,33 @@ def relaxed_paths(forest: Forest, verdict: Verdict, override: Override, historie
 
 def judged_paths(forest: Forest, judged: Tensor, score: Tensor) -> list[list[int]]:
     """The paths from a rule's judgements, bool `[N]`, and scores, fp32 `[N]`. A NaN score is below any other."""
-    if native.available():
+    if native.available() and len(forest.starts) == 1:
         kept = native_accept.accept_bits(judged.contiguous(), score.contiguous(), forest.parent)
         return native_accept.accept_path(forest.tree_mask_bits, kept, forest.depth, forest.seq, len(forest.starts))
-    kept = accept_bits_ref(judged, score, forest.parent)
-    return accept_path_ref(kept, forest.depth, forest.seq, forest.tree_mask_bits)
+    return kept_paths(forest, kept_nodes(forest, judged, score))
+
+
+def kept_nodes(forest: Forest, judged: Tensor, score: Tensor) -> npt.NDArray[np.bool_]:
+    """The roots, and of the accepted children of each node the one of the best score, then of the lowest row: bool
+    `[N]`."""
+    parent = forest.parent.numpy()
+    kept = parent < 0
+    rows = np.flatnonzero(judged.numpy() & ~kept)
+    # the order is stable, and has NaN at its end
+    rows = rows[np.lexsort((-score.numpy()[rows], parent[rows]))]
+    kept[rows[np.diff(parent[rows], prepend=-1) > 0]] = True
+    return kept
+
+
+def kept_paths(forest: Forest, kept: npt.NDArray[np.bool_]) -> list[list[int]]:
+    """For each sequence the rows that are kept with all their ancestors, root first. kept: bool `[N]`, one child of a
+    node at most."""
+    ancestor = forest.parent.numpy().copy()
+    # each row knows of twice as many ancestors every time
+    while len(rows := np.flatnonzero(ancestor >= 0)):
+        kept[rows] &= kept[ancestor[rows]]
+        ancestor[rows] = ancestor[ancestor[rows]]
+    on_path = np.flatnonzero(kept)
+    ends = [*np.searchsorted(on_path, forest.starts[1:]).tolist(), len(on_path)]
+    rows_of = on_path.tolist()
+    return [rows_of[start:end] for start, end in pairwise([0, *ends])]

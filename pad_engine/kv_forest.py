@@ -1,5 +1,5 @@
 """Many sequences of one cache in one pass: every layer writes and reads them as one batch, and the rows that each keeps
-are moved together. What it costs in launches does not depend on the number of sequences.
+are moved together. What it costs in launches and waits does not depend on the number of sequences.
 
 Rows of a group stand beside those of the others: `[n, B]`, n rows of the longest group, B groups. Shorter groups repeat
 their last row, and all read as many slots as the longest needs; masks hide the rest. Next to read: forest.py.
@@ -7,6 +7,7 @@ their last row, and all read as many slots as the longest needs; masks hide the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,8 @@ class ForestPlacement:
     """One pass over several groups: the rows' tokens, positions and prompt lengths as of a Placement.
 
     seq: int64 `[N]`, the sequence of each row; seqs: those of the groups. rows: int64 `[n * B]`, the rows side by side;
-    places: int64 `[N]`, where each row stands among them. drafted: the rows may yet be rejected.
+    places: int64 `[N]`, where each row stands among them; None for both where each group has one row. drafted: the rows
+    may yet be rejected.
     """
 
     tokens: Tensor
@@ -45,99 +47,144 @@ class ForestPlacement:
     prompt_lengths: Tensor
     seq: Tensor
     seqs: Tensor | slice
-    rows: Tensor
-    places: Tensor
+    rows: Tensor | None
+    places: Tensor | None
     drafted: bool
     views: dict[int | None, ForestView]
 
 
 def place_forest(cache: KVCache, groups: Sequence[RowGroup]) -> ForestPlacement:
     """KVCache.place for groups of different sequences, all of them direct or none. ValueError as there."""
-    tokens, positions, prompts = cache.columns(groups)
-    counts = [len(group.tokens) for group in groups]
-    starts, longest = [0, *np.cumsum(counts).tolist()], max(counts)
-    seq = [group.seq for group, count in zip(groups, counts, strict=True) for _ in range(count)]
-    rows = [starts[b] + min(i, count - 1) for i in range(longest) for b, count in enumerate(counts)]
-    places = [i * len(groups) + b for b, count in enumerate(counts) for i in range(count)]
-    seqs = [group.seq for group in groups]
-    in_order = seqs == list(range(len(seqs)))
-    sizes = [len(seq), len(places), len(rows), len(seqs)]
-    indices = torch.tensor([*seq, *places, *rows, *seqs], device=cache.device).split(sizes)
-    placement = ForestPlacement(
-        tokens, positions, prompts, seq=indices[0], seqs=slice(0, len(seqs)) if in_order else indices[3],
-        rows=indices[2], places=indices[1], drafted=not groups[0].direct,
-        views={window: forest_view(cache, groups, window, indices[2]) for window in cache.buffers},
-    )  # fmt: skip
+    for group in groups:
+        cache.check_room(group)
+    seqs, counts = np.array([[group.seq, len(group.tokens)] for group in groups]).T
+    batch, longest, ends = len(groups), int(counts.max()), np.cumsum(counts)
+    group_of = np.repeat(np.arange(batch), counts)
+    index = np.arange(ends[-1]) - (ends - counts)[group_of]  # of each row in its group
+    tokens, depth = (np.concatenate(part) for part in zip(*((g.tokens, g.depth) for g in groups), strict=True))
+    lengths = np.array([cache.lengths[seq] for seq in seqs])
+    prompts = np.array([cache.prompt_lengths[seq] for seq in seqs])[group_of]
+    rows = ends - counts + np.minimum(np.arange(longest)[:, None], counts - 1)
+    columns = [tokens, lengths[group_of] + depth, seqs[group_of], index * batch + group_of, rows.ravel(), seqs]
+    spans = {window: span_of(cache, groups, window, group_of, index, depth) for window in cache.buffers}
+    bounds = [column for span in spans.values() for column in span.bounds]
+    on_device = uploaded([*columns, *bounds], cache.device)
+    side_by_side = None if longest == 1 else on_device[4]
+    views = {
+        window: make_view(cache, window, span.own, span.prefix, on_device[at : at + 5], side_by_side, batch)
+        for at, (window, span) in zip(range(len(columns), len(on_device), 5), spans.items(), strict=True)
+    }
     for group in groups:
         if not group.direct:
             cache.claim(group)
-    return placement
+    return ForestPlacement(
+        on_device[0], on_device[1], torch.from_numpy(prompts), on_device[2], slice_of(seqs.tolist(), on_device[5]),
+        side_by_side, None if longest == 1 else on_device[3], not groups[0].direct, views,
+    )  # fmt: skip
 
 
-def forest_view(cache: KVCache, groups: Sequence[RowGroup], window: int | None, rows: Tensor) -> ForestView:
-    """The slots of the groups' rows in layers of one window size, and what they see there. rows: of the placement."""
-    scratch = [seen_scratch(cache, group, window) for group in groups]
-    drafted = max(0 if own is None else own.shape[1] for own in scratch)
-    own_slots = np.zeros((sum(len(group.tokens) for group in groups), drafted), dtype=bool)
-    bounds: list[tuple[int, ...]] = []
-    for group, own in zip(groups, scratch, strict=True):
-        if own is not None:
-            # slots run backwards
-            own_slots[len(bounds) : len(bounds) + len(own), drafted - own.shape[1] :] = own[:, ::-1]
-        bounds += row_bounds(cache, group, window, own is None)
-    slots = cache.buffers[window].shape[-2] - cache.scratch
-    prefix = max(seen for _, seen, *_ in bounds)
-    prefix = min(prefix + -(prefix + drafted) % ALIGNED, slots)
-    write, seen, last, filled, reach = torch.tensor(bounds, device=cache.device).unbind(1)
+def uploaded(columns: Sequence[npt.NDArray[np.int64]], device: torch.device) -> tuple[Tensor, ...]:
+    """int64 columns on a device, by one transfer that nobody waits for."""
+    together = torch.from_numpy(np.concatenate(columns)).to(device, non_blocking=True)
+    return tuple(together.split([len(column) for column in columns]))
+
+
+def slice_of(seqs: list[int], indices: Tensor) -> Tensor | slice:
+    """The sequences as a slice where they are all from the first on, which spares copies."""
+    return slice(0, len(seqs)) if seqs == list(range(len(seqs))) else indices
+
+
+class HostSpan(NamedTuple):
+    """What rows see in layers of one window size, on the host. own: bool `[N, R]`, of the R scratch slots before the
+    prefix. prefix: slots of it that are read. bounds: int64 `[N]` each: the slot that a row is written to, how many
+    slots of the prefix it sees, the last position of the prefix, how many slots that fills (at least 1), and the
+    position beyond which keys are in its reach."""
+
+    own: Tensor
+    prefix: int
+    bounds: tuple[npt.NDArray[np.int64], ...]
+
+
+def span_of(
+    cache: KVCache,
+    groups: Sequence[RowGroup],
+    window: int | None,
+    group_of: npt.NDArray[np.int64],
+    index: npt.NDArray[np.int64],
+    depth: npt.NDArray[np.int64],
+) -> HostSpan:
+    """The HostSpan of groups. group_of, index, depth: of each row, its group, its place there, and its depth."""
+    facts = [
+        (cache.lengths[g.seq], len(cache.depths[g.seq]), g.direct and cache.in_order(window, g.seq, len(g.tokens)))
+        for g in groups
+    ]
+    length, before, in_prefix = np.array(facts)[group_of].T
+    filled = length if window is None else np.minimum(length, window)
+    # in the prefix nothing is out of reach
+    reach = np.where((in_prefix == 1) | (window is None), EVERYTHING, length + depth - (window or 0))
+    bounds = (
+        np.where(in_prefix, cache.scratch + length + index, cache.scratch - 1 - before - index),
+        np.where(in_prefix, length + index + 1, filled), length - 1,
+        np.where(in_prefix, 1, np.maximum(filled, 1)), reach,
+    )  # fmt: skip
+    behind = np.where(in_prefix, -1, before + index)  # the row's own place in the scratch
+    drafted = int(behind.max()) + 1
+    # slots run backwards; a chain sees all that is before it, as far as it reaches
+    place = np.arange(drafted)[::-1]
+    own = place <= behind[:, None]
+    if window is not None and drafted > window:
+        own &= place > behind[:, None] - window
+    ends = np.cumsum([len(group.tokens) for group in groups])
+    for group, end in zip(groups, ends, strict=True):
+        if group.mask is not None:
+            seen = seen_scratch(cache, group, window)
+            own[end - len(seen) : end, : drafted - seen.shape[1]] = False
+            own[end - len(seen) : end, drafted - seen.shape[1] :] = seen[:, ::-1]
+    return HostSpan(torch.from_numpy(own), prefix_read(cache, window, int(bounds[1].max()), drafted), bounds)
+
+
+def prefix_read(cache: KVCache, window: int | None, seen: int, drafted: int) -> int:
+    """How many slots of the prefix are read, of which some row sees `seen`, beside so many of the scratch."""
+    return min(seen + -(seen + drafted) % ALIGNED, cache.buffers[window].shape[-2] - cache.scratch)
+
+
+def make_view(
+    cache: KVCache, window: int | None, own: Tensor, prefix: int, bounds: Sequence[Tensor], rows: Tensor | None,
+    batch: int,
+) -> ForestView:  # fmt: skip
+    """The view of rows on the device. own, prefix, bounds: as of HostSpan; of the bounds only the first two matter
+    without a window. rows: as of ForestPlacement."""
+    write, seen = bounds[:2]
     places = torch.arange(prefix, device=cache.device)
     visible = places < seen[:, None]
     if window is not None:
+        last, filled, reach = (bound[:, None] for bound in bounds[2:])
         # position held by each slot of the ring
-        visible &= last[:, None] - (last[:, None] - places) % filled[:, None] > reach[:, None]
-    visible = torch.cat((torch.from_numpy(own_slots).to(cache.device), visible), 1)
+        visible &= last - (last - places) % filled > reach
+    visible = torch.cat((own.to(cache.device, non_blocking=True), visible), 1)
     additive = torch.zeros(visible.shape, dtype=cache.dtype, device=cache.device).masked_fill_(~visible, -torch.inf)
     # [N, M] -> [n, B, M] -> [1, B * H_kv, G * n, M]
-    num_kv_heads, width, batch = cache.buffers[window].shape[3], visible.shape[1], len(groups)
-    spread = additive[rows].view(-1, batch, width).transpose(0, 1)[:, None, None]
+    num_kv_heads, width, drafted = cache.buffers[window].shape[3], visible.shape[1], own.shape[1]
+    spread = (additive if rows is None else additive[rows]).view(-1, batch, width).transpose(0, 1)[:, None, None]
     spread = spread.expand(batch, num_kv_heads, cache.group_size, -1, width).reshape(1, batch * num_kv_heads, -1, width)
     return ForestView(write, slice(cache.scratch - drafted, cache.scratch + prefix), spread)
 
 
-def row_bounds(cache: KVCache, group: RowGroup, window: int | None, in_prefix: bool) -> list[tuple[int, ...]]:
-    """For each row of a group the slot that it is written to, how many slots of the prefix it sees, the last position
-    of the prefix, how many slots that fills (at least 1), and the position beyond which keys are in its reach.
-
-    in_prefix: the rows are written to the prefix, where nothing is out of reach.
-    """
-    length, before = cache.lengths[group.seq], len(cache.depths[group.seq])
-    if in_prefix:
-        first = cache.scratch + length
-        return [(first + i, length + i + 1, length - 1, 1, EVERYTHING) for i in range(len(group.tokens))]
-    filled = length if window is None else min(length, window)
-    reach = [EVERYTHING if window is None else length + depth - window for depth in group.depth]
-    return [(cache.scratch - 1 - before - i, filled, length - 1, max(filled, 1), r) for i, r in enumerate(reach)]
-
-
-def seen_scratch(cache: KVCache, group: RowGroup, window: int | None) -> npt.NDArray[np.bool_] | None:
-    """Which scratch rows the group's rows see, bool `[n, R]`; None where they are written to the prefix."""
-    n, depths = len(group.tokens), [*cache.depths[group.seq], *group.depth]
-    if group.direct and cache.in_order(window, group.seq, n):
-        return None
-    seen = np.tri(n, len(depths), len(depths) - n, dtype=bool) if group.mask is None else group.mask.numpy()
-    if window is not None and max(depths) >= window:
-        seen = seen & (np.array(depths) > np.array(group.depth)[:, None] - window)
-    return seen
+def seen_scratch(cache: KVCache, group: RowGroup, window: int | None) -> npt.NDArray[np.bool_]:
+    """Which scratch rows the rows of a group with a mask see, bool `[n, R]`."""
+    assert group.mask is not None
+    seen: npt.NDArray[np.bool_] = group.mask.numpy()
+    depths = np.array([*cache.depths[group.seq], *group.depth])
+    return seen if window is None else seen & (depths > np.array(group.depth)[:, None] - window)
 
 
 def write(cache: KVCache, layer: int, placement: ForestPlacement, k: Tensor, v: Tensor) -> None:
     """Store the rows' keys and values, `[N, kv_heads, head_dim]` each."""
     window, index = cache.layers[layer]
     slots = placement.views[window].write
-    if placement.drafted:
-        k, v = k.nan_to_num(), v.nan_to_num()  # as KVCache.write
-    keys, values = cache.buffers[window][index]
-    keys[placement.seq, :, slots] = k
-    values[placement.seq, :, slots] = v
+    both = torch.stack((k, v), 1)
+    # not finite: as KVCache.write
+    cache.buffers[window][index][:, placement.seq, :, slots] = both.nan_to_num_() if placement.drafted else both
 
 
 def attend(
@@ -149,9 +196,10 @@ def attend(
     keys, values = (part[placement.seqs, :, view.read].flatten(0, 1) for part in cache.buffers[window][index])
     batch = keys.shape[0] // cache.buffers[window].shape[3]
     # [N, H, D] -> [n, B * H, D]: to the operator the sequences are more heads, each with its own mask
-    side_by_side = q[placement.rows].view(-1, batch * q.shape[1], q.shape[2])
+    side_by_side = (q if placement.rows is None else q[placement.rows]).reshape(-1, batch * q.shape[1], q.shape[2])
     out = tree_attention_ref(side_by_side, keys, values, view.mask, scale, softcap)
-    return out.view(-1, q.shape[1] * q.shape[2])[placement.places]
+    out = out.view(-1, q.shape[1] * q.shape[2])
+    return out if placement.places is None else out[placement.places]
 
 
 def commit_forest(cache: KVCache, kept: Sequence[tuple[int, Sequence[int]]], direct: Sequence[RowGroup] = ()) -> None:
@@ -166,16 +214,14 @@ def commit_forest(cache: KVCache, kept: Sequence[tuple[int, Sequence[int]]], dir
         cache.check_capacity(seq, len(rows))
     in_place = {group.seq for group in direct}
     for window, buffer in cache.buffers.items():
-        seqs: list[int] = []
-        slots: tuple[list[int], list[int]] = [], []
-        for seq, rows in moves:
-            if rows and not (seq in in_place and cache.in_order(window, seq, len(rows))):
-                pair = cache.slots_of(window, seq, rows)
-                for all_slots, own in zip(slots, pair, strict=True):
-                    all_slots += own
-                seqs += [seq] * len(pair[0])
-        if seqs:
-            seq_of, source, target = torch.tensor([seqs, *slots], device=cache.device)
+        moved = [
+            (seq, *cache.slots_of(window, seq, rows)) for seq, rows in moves
+            if rows and not (seq in in_place and cache.in_order(window, seq, len(rows)))
+        ]  # fmt: skip
+        if moved:
+            seqs, *slots = zip(*moved, strict=True)
+            columns = [np.repeat(seqs, [len(one) for one in slots[0]]), *map(np.concatenate, slots)]
+            seq_of, source, target = uploaded(columns, cache.device)
             buffer[:, :, seq_of, :, target] = buffer[:, :, seq_of, :, source]
     for seq, rows in kept:
         cache.advance(seq, [cache.drafted[seq][row] for row in rows])
@@ -183,16 +229,29 @@ def commit_forest(cache: KVCache, kept: Sequence[tuple[int, Sequence[int]]], dir
         cache.advance(group.seq, group.tokens)
 
 
-def adopt_prefix(cache: KVCache, seq: int, ids: list[int]) -> int:
-    """Begin a sequence anew with what it, or another one, holds of `ids`; returns how many of them need no reading.
+def worth_sharing(ids: list[int], held: int) -> int:
+    """How many of `ids` another sequence must hold for a copy, which costs a launch, if `held` of them are there: so
+    many that half of the reading is spared."""
+    return held + max(1, (len(ids) - held + 1) // 2)
 
-    Copying costs a launch, so another one's are taken only where they spare half of the reading.
-    """
+
+def best_prefix(cache: KVCache, seq: int, ids: list[int]) -> tuple[int, int]:
+    """Which sequence a new one at `seq` should begin with, itself where no other is worth it, and how many of `ids`
+    that one holds."""
     donor, common = seq, cache.common_prefix(seq, ids)
-    wanted = common + max(1, (len(ids) - common + 1) // 2)
-    for other, tokens in enumerate(cache.tokens):
-        if common < len(ids) and tokens[:wanted] == ids[:wanted] and cache.common_prefix(other, ids) > common:
-            donor, common = other, cache.common_prefix(other, ids)
+    wanted = worth_sharing(ids, common)
+    for other, tokens in enumerate(cache.tokens if common < len(ids) else []):
+        # most differ in the last token
+        if tokens[wanted - 1 : wanted] != ids[wanted - 1 : wanted] or tokens[:wanted] != ids[:wanted]:
+            continue
+        if (held := cache.common_prefix(other, ids)) > common:
+            donor, common, wanted = other, held, held + 1
+    return donor, common
+
+
+def adopt_prefix(cache: KVCache, seq: int, ids: list[int]) -> int:
+    """Begin a sequence anew with what it, or another one, holds of `ids`; returns how many of them need no reading."""
+    donor, common = best_prefix(cache, seq, ids)
     held = cache.lengths[seq]
     for buffer in cache.buffers.values():
         ring = buffer.shape[-2] - cache.scratch

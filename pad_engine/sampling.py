@@ -55,4 +55,5 @@ def rows_of(
     """Seeds, as the bits of int64, and temperatures, fp32, of each row: `[R]`."""
     repeats = torch.tensor(counts)
     bits = torch.tensor([to_int64(seed % 2**64) for seed in seeds]).repeat_interleave(repeats)
-    return bits.to(device), torch.tensor(temperatures).repeat_interleave(repeats).to(device)
+    warmth = torch.tensor(temperatures).repeat_interleave(repeats)
+    return bits.to(device, non_blocking=True), warmth.to(device, non_blocking=True)

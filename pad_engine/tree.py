@@ -7,6 +7,7 @@ several sequences, behind one another. Run this file to see a tree and its mask.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,9 +44,9 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
+    @cached_property
     def depth(self) -> list[int]:
-        """The number of ancestors of each node."""
+        """The number of ancestors of each node. Not to be changed."""
         depth: list[int] = []
         for parent in self.parents:
             depth.append(depth[parent] + 1 if parent >= 0 else 0)
@@ -68,10 +69,15 @@ class DraftTree:
             paths.append([*paths[parent], self.tokens[node]] if node else [])
         return paths
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node follows the one before it."""
+        return self.parents == list(range(-1, len(self) - 1))
+
     def mask(self) -> Tensor:
         """`[N, N]` bool: entry (i, j) says that j is i or an ancestor of i."""
-        if self.parents == list(range(-1, len(self) - 1)):
-            return torch.ones(len(self), len(self), dtype=torch.bool).tril_()  # a chain
+        if self.is_chain:
+            return torch.ones(len(self), len(self), dtype=torch.bool).tril_()
         mask = torch.eye(len(self), dtype=torch.bool)
         for node, parent in enumerate(self.parents):
             if parent >= 0:
@@ -98,16 +104,29 @@ class DraftTree:
 class Forest:
     """The rows of one pass: trees of several sequences, each sequence's rows side by side.
 
-    token, parent, depth, seq: int32 `[N]`; `parent` counts rows of the forest, -1 at roots. tree_mask_bits: int64
-    `[N, W]`, W = ceil(N / 64): bit j of row i says that row j is row i or an ancestor of it. starts: the roots' rows.
+    token, parent, depth, seq: int32 `[N]`; `parent` counts rows of the forest, -1 at roots. starts: the roots' rows.
     """
 
     token: Tensor
     parent: Tensor
     depth: Tensor
     seq: Tensor
-    tree_mask_bits: Tensor
     starts: list[int]
+
+    @cached_property
+    def tree_mask_bits(self) -> Tensor:
+        """int64 `[N, W]`, W = ceil(N / 64): bit j of row i says that row j is row i or an ancestor of it."""
+        return mask_bits(self.parent.tolist())
+
+    @cached_property
+    def reach(self) -> list[int]:
+        """How many levels of its tree are below each row."""
+        parents = self.parent.tolist()
+        reach = [0] * len(parents)
+        for row in range(len(parents) - 1, 0, -1):  # children come behind their parents
+            if parents[row] >= 0:
+                reach[parents[row]] = max(reach[parents[row]], reach[row] + 1)
+        return reach
 
 
 def make_forest(trees: Sequence[DraftTree], seqs: Sequence[int]) -> Forest:
@@ -116,7 +135,7 @@ def make_forest(trees: Sequence[DraftTree], seqs: Sequence[int]) -> Forest:
         raise ValueError(f"each tree needs a sequence of its own, got {list(seqs)} for {len(trees)} trees")
     rows, starts = lay_out(trees, seqs)
     columns = {name: column(values) for name, values in rows.items()}
-    return Forest(**columns, tree_mask_bits=mask_bits(rows["parent"]), starts=starts)
+    return Forest(**columns, starts=starts)
 
 
 def lay_out(trees: Sequence[DraftTree], seqs: Sequence[int]) -> tuple[dict[str, list[int]], list[int]]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pad_engine.graphs import Rounds
 from pad_engine.kv_cache import KVCache, Placement, RowGroup
-from pad_engine.kv_forest import ForestPlacement, adopt_prefix, commit_forest, place_forest
+from pad_engine.kv_forest import ForestPlacement, adopt_prefix, best_prefix, commit_forest, place_forest, worth_sharing
 from pad_engine.models.decoder import Decoder
-from pad_engine.record import Record
+from pad_engine.record import Record, rows_at_once
 from pad_engine.sampling import gumbel_picks
 from pad_engine.state import State
 from pad_engine.transforms import changes_logits, transform
@@ -59,13 +59,17 @@ def prefill_forest(
 ) -> dict[int, Tensor]:
     """prefill of several sequences at once: the tokens of each go behind what it holds. A pass has `chunk` rows at
     most, with the padding of shorter parts. Returns the tokens' hidden states, `[n, hidden_size]` for each sequence."""
-    left = {seq: list(tokens) for seq, tokens in sorted(parts.items(), key=lambda part: len(part[1])) if tokens}
+    left = {seq: list(tokens) for seq, tokens in parts.items() if tokens}
+    if len(left) * max(map(len, left.values()), default=0) > chunk:
+        left = dict(sorted(left.items(), key=lambda part: len(part[1])))  # else padding is not worth a second pass
     read: dict[int, list[Tensor]] = {seq: [] for seq in left}
     while left:
         groups: list[RowGroup] = []
+        longest = 0
         for seq, tokens in left.items():
             count = cache.rows_at_once(seq, min(chunk, len(tokens)))
-            if groups and (len(groups) + 1) * max(count, *(len(group.tokens) for group in groups)) > chunk:
+            longest = max(longest, count)
+            if groups and (len(groups) + 1) * longest > chunk:
                 break
             groups.append(RowGroup(seq, tokens[:count], range(count), direct=True))
         hidden, _ = target.forward(place(cache, groups), cache)
@@ -74,7 +78,7 @@ def prefill_forest(
             read[group.seq].append(rows)
             left[group.seq] = left[group.seq][len(group.tokens) :]
         left = {seq: tokens for seq, tokens in left.items() if tokens}
-    return {seq: torch.cat(parts) for seq, parts in read.items()}
+    return {seq: parts[0] if len(parts) == 1 else torch.cat(parts) for seq, parts in read.items()}
 
 
 def read_prompts(target: Decoder, cache: KVCache, prompts: Mapping[int, list[int]], chunk: int) -> None:
@@ -86,8 +90,9 @@ def read_prompts(target: Decoder, cache: KVCache, prompts: Mapping[int, list[int
     while left:
         now: dict[int, list[int]] = {}
         for seq, ids in left.items():
-            half = (len(ids) + 1) // 2
-            if not any(ids[:half] == other[:half] for other in now.values()):
+            held = len(ids) if target.dynamic else best_prefix(cache, seq, ids)[1]
+            wanted = worth_sharing(ids, held)
+            if held == len(ids) or not any(ids[:wanted] == other[:wanted] for other in now.values()):
                 now[seq] = ids
         unread = {}
         for seq, ids in now.items():
@@ -114,17 +119,17 @@ def verify(
     the record of all nodes, in the order of the trees.
     """
     forest = make_forest(trees, [state.seq for state in states])
+    single = len(trees) == 1
     groups = [
-        RowGroup(state.seq, tree.tokens, tree.depth, tree.mask()) for state, tree in zip(states, trees, strict=True)
+        RowGroup(state.seq, tree.tokens, tree.depth, tree.mask() if single or not tree.is_chain else None)
+        for state, tree in zip(states, trees, strict=True)
     ]
     tapped: dict[int, Tensor] = {}
     # the token picked after a row stands one position behind it
-    places = [
-        cache.lengths[state.seq] + depth + 1 for state, tree in zip(states, trees, strict=True) for depth in tree.depth
-    ]
+    places = [cache.lengths[group.seq] + depth + 1 for group in groups for depth in group.depth]
     if rounds is None or taps:
         hidden, tapped = target.forward(place(cache, groups), cache, taps)
-        logits = target.logits(hidden)[:, :num_tokens]
+        logits = logits_of(target, hidden, num_tokens)
     else:
         for group in groups:
             cache.claim(group)
@@ -136,6 +141,17 @@ def verify(
         changed = [transform(rows, state, tree.paths) for rows, state, tree in each]
         processed = changed[0] if len(changed) == 1 else torch.cat(changed)
     temperatures = [0.0 if state.params.greedy else state.params.temperature for state in states]
-    positions = torch.tensor(places, device=logits.device)
+    positions = torch.tensor(places).to(logits.device, non_blocking=True)
     picks = gumbel_picks(processed, positions, [state.seed for state in states], temperatures, counts)
-    return Record(forest, logits, processed, picks.cpu(), tapped)
+    return Record(forest, logits, processed, picks.cpu(), tapped, [tree.q_rows for tree in trees])
+
+
+def logits_of(target: Decoder, hidden: Tensor, num_tokens: int) -> Tensor:
+    """The logits of rows, fp32 `[N, num_tokens]`; those of a large forest part by part."""
+    parts = hidden.split(rows_at_once(target.config.vocab_size))
+    if len(parts) == 1:
+        return target.logits(hidden)[:, :num_tokens]
+    logits = torch.empty(len(hidden), num_tokens, device=hidden.device)
+    for rows, part in zip(logits.split(rows_at_once(target.config.vocab_size)), parts, strict=True):
+        rows.copy_(target.logits(part)[:, :num_tokens])
+    return logits

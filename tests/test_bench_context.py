@@ -3,7 +3,7 @@
 import pytest
 import torch
 from benches import bench_module
-from tiny import CPU
+from launches import DEVICE
 
 bench, rig = bench_module("bench_context"), bench_module("rig")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -13,8 +13,8 @@ def test_every_pair_is_timed_at_its_context(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("pad_engine.kernels.linear.can_pack", lambda weight: False)
     for name in ("TURNS", "WARM"):
         monkeypatch.setattr(bench, name, 1)
-    decoder = rig.random_decoder("tiny", CPU, torch.float32, 32)
-    one = rig.Rig("tiny", length=32, device=CPU, decoder=decoder)
+    decoder = rig.random_decoder("tiny", DEVICE, torch.float32, 32)
+    one = rig.Rig("tiny", length=32, device=DEVICE, decoder=decoder)
     lengths = []
 
     def busy_ms(queue, count, warm):

@@ -28,6 +28,7 @@ HALF = [
     "out_ptr",
     "cos_ptr",
     "sin_ptr",
+    "tap_ptr",
 ]
 FLOAT = (
     "scale_ptr",
@@ -37,12 +38,22 @@ FLOAT = (
     "temperature_ptr",
     "score_ptr",
     "values_ptr",
+    "token_logit_ptr",
+    "tap_weight_ptr",
+    "tap_part_ptr",
     "eps",
     "scale",
 )
 LONG = ("seed_ptr", "mask_ptr")
 # hidden size, intermediate size, heads, key/value heads, head size, vocabulary: SmolLM2-135M and Llama-3.1-8B
 SHAPES = [(576, 1536, 9, 3, 64, 49152), (4096, 14336, 32, 8, 128, 128256)]
+
+# an LM head that leaves nothing beside the pick, and the pointers that it then has not
+HEAD_ALONE = {"SCORED": False, "UNITS": 0, "TAP_SPLIT": 1}
+JUDGED: dict[str, Any] = dict.fromkeys(
+    ["values_ptr", "value_ids_ptr", "node_ptr", "parent_ptr", "token_logit_ptr", "tap_ptr", "tap_weight_ptr"]
+    + ["tap_part_ptr"]
+)
 
 
 def kind_of(name: str, weights: str) -> str:
@@ -91,7 +102,7 @@ def compile_all() -> list[dict[str, Any]]:
     from pad_engine.kernels.tuning import default_config
 
     found = []
-    none = {"SCORED": False} | dict.fromkeys(
+    none = HEAD_ALONE | dict.fromkeys(
         ["bias_ptr", "scale_ptr", "logits_ptr", "q_norm_ptr", "k_norm_ptr", "WINDOW", "SOFTCAP"]
     )
     for width, inner, heads, kv_heads, head_dim, vocab in SHAPES:
@@ -108,8 +119,8 @@ def compile_all() -> list[dict[str, Any]]:
             for op, (kernel, m, k) in products.items():
                 config = default_config(op, rows, m, k)
                 tile = config.arguments(k) | {"PREFETCH": 1024 if pdl else 0}
-                # statistics beside the pick for a few rows, as rules ask for them
-                parts = {} if rows == 16 else dict.fromkeys(["values_ptr", "value_ids_ptr"])
+                # for a few rows all that rules ask for beside the pick
+                parts = {"UNITS": 64, "TAP_SPLIT": 32} if rows == 16 else JUDGED
                 found.append(compiled(kernel, none | parts | more | tile, capability, config.warps))
             half = triton.next_power_of_2(head_dim // 2)
             tile = {"BLOCK_M": min(64, max(16, 4 * rows)), "BLOCK_S": 64, "BLOCK_T": rows, "BLOCK_HALF": half}
@@ -139,7 +150,7 @@ def compile_quantised() -> list[dict[str, Any]]:
     for op, weights, rows, capability in [*cases, ("down", "i8", 64, 80), ("qkv", "fp8e4nv", 1, 89)]:
         kernel, m, k = products[op]
         config, pdl = default_config(op, rows, m, k, quantised=True), int(capability == 90)
-        values = {"SCORED": False} | dict.fromkeys(["bias_ptr", "logits_ptr", "values_ptr", "value_ids_ptr", "SOFTCAP"])
+        values = HEAD_ALONE | JUDGED | dict.fromkeys(["bias_ptr", "logits_ptr", "SOFTCAP"])
         values |= {"ROWS": rows, "PDL": pdl, "NUM_SQUARES": 64, "BLOCK_SQUARES": 64, "ACT": "silu"}
         values |= {"ADD": True, "NORM": rows > 1, "SQUARES": rows > 1}
         values |= config.arguments(k) | {"PREFETCH": 1024 if pdl else 0}

@@ -122,7 +122,7 @@ def test_rounds_never_synchronise(no_synchronisation: Callable[[], None]) -> Non
 
 
 def memory() -> tuple[int, int]:
-    """Bytes that torch holds, and that the device has lent in all."""
+    """Bytes that torch holds, and that the device has lent in all: also to other processes, so none may run beside."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return torch.cuda.memory_reserved(), total - free

@@ -36,7 +36,9 @@ def test_memory_is_what_the_process_has() -> None:
     held = bytearray(64_000_000)
     held[::4096] = b"x" * len(held[::4096])
     assert 50 < bench.memory_mb()["host"] - before < 90
-    assert bench.memory_mb()["host_peak"] >= bench.memory_mb()["host"] - 1
+    # the system counts in batches of pages, each thread its own
+    now = bench.memory_mb()
+    assert now["host_peak"] >= now["host"] - 10
 
 
 def test_the_card_is_asked_by_either_name_of_its_reasons(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,22 @@ its sequence alone. Next to read: forest.py, which it serves.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pad_engine.drafters.draft_model import known_tokens, rank_scores
 from pad_engine.kv_cache import RowGroup
-from pad_engine.kv_forest import commit_forest
+from pad_engine.kv_chains import begin_chains, place_level
+from pad_engine.kv_forest import commit_forest, uploaded
 from pad_engine.models.decoder import Decoder
 from pad_engine.sampling import gumbel_pick, gumbel_picks
 from pad_engine.state import Commit, State
 from pad_engine.transforms import changes_logits
 from pad_engine.tree import DraftTree
-from pad_engine.verify import place, prefill_forest, read_prompts
+from pad_engine.verify import prefill_forest, read_prompts
 
 
 class DraftForest:
@@ -36,28 +39,44 @@ class DraftForest:
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         """A chain for each sequence: as deep as its remaining tokens and the caches allow."""
-        room = [min(self.depth, s.remaining - 1, self.cache.capacity - len(s.ids)) for s in states]
-        chains = [[state.root] for state in states]
-        q_rows: list[list[Tensor]] = [[] for _ in states]
-        running = [i for i, depth in enumerate(room) if depth > 0]
-        if running:
-            logits = self.catch_up([states[i] for i in running])
-        for depth in range(1, max(room, default=0) + 1):
-            drawn = self.pick([states[i] for i in running], logits, [chains[i][1:] for i in running], depth)
-            for i, (token, q) in zip(running, drawn, strict=True):
-                if token >= 0:
-                    chains[i].append(token)
-                    q_rows[i] += [] if q is None else [q]
+        room = {s.seq: min(self.depth, s.remaining - 1, self.cache.capacity - len(s.ids)) for s in states}
+        deepest = max(room.values(), default=0)
+        # those that may draft nothing now are read along: all places at once need no copies
+        reading = [state for state in states if len(state.ids) < self.cache.capacity] if deepest > 0 else []
+        trees = {state.seq: DraftTree.chain([state.root]) for state in states}
+        for state, drawn, q_rows in zip(reading, *self.draft(reading, deepest), strict=True):
             # a row that is not finite proposes nothing, and so does what would stand behind it
-            running = [i for i in running if len(chains[i]) == depth + 1 and depth < room[i]]
-            if not running:
-                break
-            logits = self.read([(states[i].seq, chains[i][-1]) for i in running], depth)
-        trees = []
-        for chain, rows in zip(chains, q_rows, strict=True):
-            drawn_from = torch.cat([*rows, rows[-1]]) if rows else None
-            trees.append(DraftTree(chain, list(range(-1, len(chain) - 1)), q_rows=drawn_from))
-        return trees
+            tokens = list(takewhile(lambda token: token >= 0, drawn[: room[state.seq]]))
+            read = tokens[: room[state.seq] - 1]  # the last one was not
+            self.cache.claim(RowGroup(state.seq, read, range(len(read))))
+            if tokens:
+                if q_rows is not None and len(q_rows) > len(tokens) + 1:
+                    q_rows = q_rows[: len(tokens) + 1]
+                trees[state.seq] = DraftTree([state.root, *tokens], list(range(-1, len(tokens))), q_rows=q_rows)
+        return list(trees.values())
+
+    def draft(self, states: Sequence[State], depth: int) -> tuple[list[list[int]], Sequence[Tensor | None]]:
+        """`depth` tokens that follow each sequence, -1 where a row is not finite, and the rows `[depth + 1,
+        num_tokens]` that they were drawn from, if anybody wants them; the last of these rows means nothing.
+
+        The host waits for the device once, at the end.
+        """
+        if not states:
+            return [], []
+        logits, chains = self.catch_up(states), begin_chains(self.cache, [state.seq for state in states])
+        apart = any(changes_logits(state.params) or state.draws_from_q for state in states)
+        pick, tokens = self.pick_each if apart else self.pick, list[Tensor]()
+        q_rows: list[Tensor] = []
+        for level in range(depth):
+            picks, q = pick(states, logits, chains.length + level, tokens)
+            tokens.append(picks)
+            q_rows += [] if q is None else [q]
+            if level < depth - 1:
+                placement = place_level(self.cache, chains, picks, level)
+                logits = self.logits(self.decoder.forward(placement, self.cache)[0])
+        rows = torch.stack([*q_rows, q_rows[-1]], 1).unbind() if q_rows else None
+        wanted = [rows[i] if rows and (s.draws_from_q or s.keeps_q) else None for i, s in enumerate(states)]
+        return torch.stack(tokens, 1).tolist(), wanted
 
     def catch_up(self, states: Sequence[State]) -> Tensor:
         """Read the committed tokens that the cache lacks; returns the logits `[B, num_tokens]` after them."""
@@ -66,33 +85,37 @@ class DraftForest:
             self.cache.discard(state.seq)
             parts[state.seq] = known_tokens(self.decoder, state.ids[self.cache.lengths[state.seq] :])
         hidden = prefill_forest(self.decoder, self.cache, parts, self.chunk)
-        return self.logits(torch.cat([hidden[state.seq][-1:] for state in states]))
-
-    def read(self, tokens: Sequence[tuple[int, int]], depth: int) -> Tensor:
-        """Run the draft model over one drafted token of each of some sequences; returns logits `[B, num_tokens]`."""
-        # the root is committed here, so a token of depth 1 stands right behind the prefix
-        groups = [RowGroup(seq, [token], [depth - 1]) for seq, token in tokens]
-        return self.logits(self.decoder.forward(place(self.cache, groups), self.cache)[0])
+        ends = np.cumsum([len(part) for part in parts.values()]) - 1
+        (last,) = uploaded([ends], self.cache.device)
+        return self.logits(torch.cat([hidden[seq] for seq in parts])[last])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[B, num_tokens]`."""
         return self.decoder.logits(hidden)[:, : self.num_tokens]
 
     def pick(
-        self, states: Sequence[State], logits: Tensor, paths: Sequence[list[int]], depth: int
-    ) -> list[tuple[int, Tensor | None]]:
-        """The token that follows each path, -1 where its row is not finite, and the row that it was drawn from."""
-        q_rows: list[Tensor | None] = [None] * len(states)
-        positions = torch.tensor([len(state.ids) + depth - 1 for state in states], device=logits.device)
-        if any(changes_logits(state.params) or state.draws_from_q or state.keeps_q for state in states):
-            each = zip(states, logits.split(1), paths, strict=True)
-            ranked = [rank_scores(state, row, [path], depth, draws=True) for state, row, path in each]
-            q_rows = [q for _, q in ranked]
-            picks = gumbel_pick(torch.cat([scores for scores, _ in ranked]), positions, 0, 0.0)
-        else:
-            temperatures = [0.0 if state.params.greedy else state.params.temperature for state in states]
-            picks = gumbel_picks(logits, positions, [s.seed for s in states], temperatures, [1] * len(states))
-        return list(zip(picks.tolist(), q_rows, strict=True))
+        self, states: Sequence[State], logits: Tensor, positions: Tensor, tokens: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The token that follows each sequence and what was drafted for it, int32 `[B]`, and the rows that they were
+        drawn from, for those who want them. positions: of the tokens. tokens: int32 `[B]` for each level before."""
+        temperatures = [0.0 if state.params.greedy else state.params.temperature for state in states]
+        picks = gumbel_picks(logits, positions, [s.seed for s in states], temperatures, [1] * len(states))
+        return picks, logits.softmax(-1) if any(state.keeps_q for state in states) else None
+
+    def pick_each(
+        self, states: Sequence[State], logits: Tensor, positions: Tensor, tokens: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """pick for requests that change logits or weigh the draft's own: one sequence after another, on the host's
+        knowledge of what was drafted."""
+        drafted = torch.stack(list(tokens), 1).tolist() if tokens else [[] for _ in states]
+        ranked = [
+            rank_scores(state, row, [[t for t in path if t >= 0]], len(tokens) + 1, draws=True)
+            for state, row, path in zip(states, logits.split(1), drafted, strict=True)
+        ]
+        picks = gumbel_pick(torch.cat([scores for scores, _ in ranked]), positions, 0, 0.0)
+        if all(q is None for _, q in ranked):
+            return picks, None
+        return picks, torch.cat([torch.zeros_like(scores) if q is None else q for scores, q in ranked])
 
     def observe(self, states: Sequence[State], commits: Sequence[Commit]) -> None:
         """Keep the rows of accepted tokens that were read."""

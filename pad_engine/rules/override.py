@@ -7,13 +7,14 @@ Next to read: margin.py for the shortest override, select.py for their names and
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pad_engine.kernels.row_stats import TOP, RowStats, row_stats_ref
-from pad_engine.record import Record
+from pad_engine.kernels.row_stats import TOP, RowStats
+from pad_engine.record import Record, row_stats
 from pad_engine.rules.classifier import Classifier
 from pad_engine.state import HISTORY, Overridden
 from pad_engine.tree import Forest
@@ -89,19 +90,25 @@ class Verdict(NamedTuple):
 def judged_nodes(record: Record, override: Override) -> Judged:
     """The numbers of a record that an override looks at, on the record's device: of the rows as the request changes
     them (penalties, biases, bans, filters), so that no override brings back what it lowers; a classifier's are raw."""
-    rows, judges = record.processed, record.judges.to(record.logits.device)
+    rows, (judges, token) = record.processed, record.judged_entries
     if rows is record.logits and override.top == TOP:
         stats, logit = record.judge_stats, record.judge_token_logit
     else:
-        stats = RowStats(*(field[judges] for field in row_stats_ref(rows, override.top)))
-        logit = rows[judges, record.token.long().to(rows.device)]
+        stats = RowStats(*(field[judges] for field in row_stats(rows, override.top)))
+        logit = rows[judges, token]
     pivot_prob = torch.ones_like(stats.lse)
     if override.classifier is not None:
         raw = record.judge_stats
         features = {"entropy": raw.entropy, "probability": record.judge_p, "margin": raw.margin}
         pivot_prob = override.classifier.pivot_prob(record.taps[override.classifier.tap_layer], features)
-    token = record.token.to(logit.device)
-    return Judged(token, stats.top_id, stats.top_logit, stats.lse, stats.entropy, logit, pivot_prob)
+    return Judged(token.int(), stats.top_id, stats.top_logit, stats.lse, stats.entropy, logit, pivot_prob)
+
+
+def on_host(judged: Judged) -> Judged:
+    """The same on the CPU, by one transfer of the bits of all columns."""
+    columns = [column.view(torch.int32).view(len(column), -1) for column in judged]
+    parts = torch.cat(columns, 1).cpu().split([column.shape[1] for column in columns], 1)
+    return Judged(*(part.view(own.dtype).reshape(own.shape) for part, own in zip(parts, judged, strict=True)))
 
 
 def relax(base: Tensor, judged: Judged, override: Override) -> Verdict:
@@ -119,7 +126,6 @@ def kept_length(
 ) -> int:
     """How much of a path, rows of a forest from the root on, an override's bounds leave; its root always. overridden:
     by row. history: bit b says that the token emitted b tokens before the next one was an override."""
-    depth, bits = forest.depth.tolist(), forest.tree_mask_bits.tolist()
     window = (1 << override.window) - 1
     for place, row in enumerate(path[1:], 1):
         history = history << 1 | overridden[row]
@@ -128,34 +134,40 @@ def kept_length(
         following = path[place + 1 : place + 1 + override.lookahead]
         if len(following) < override.lookahead or any(overridden[other] for other in following):
             return place
-        if override.reach:
-            word, bit = divmod(row, 64)
-            deepest = max(d for d, words in zip(depth, bits, strict=True) if words[word] >> bit & 1)
-            if depth[row] + override.reach > deepest:
-                return place
+        if override.reach and override.reach > forest.reach[row]:
+            return place
         if override.max_overrides and (history & window).bit_count() > override.max_overrides:
             return place
     return len(path)
 
 
-def describe(judged: Judged, row: int, node: int) -> Overridden:
-    """An override by name. row: of the forest; node: of its own tree."""
-    top, lse = judged.top_logit[row].tolist(), judged.lse[row]
-    return Overridden(
-        node, top[0] - top[1], float(judged.entropy[row]), float((judged.token_logit[row] - lse).exp()),
-        float(judged.pivot_prob[row]),
-    )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Relaxed:
-    """What an override says of the nodes of a record, for a walk that asks node by node. The verdict's tensors are on
+    """What an override says of the nodes of a record, for whoever asks node by node. The tensors of the verdict are on
     the CPU."""
 
     record: Record
     override: Override
     judged: Judged
     verdict: Verdict
+
+    @cached_property
+    def facts(self) -> list[list[float]]:
+        """Of each row what Overridden tells of it."""
+        judged = self.judged
+        best, second = judged.top_logit[:, :2].double().unbind(1)
+        probability = (judged.token_logit - judged.lse).exp()
+        columns = (best - second, judged.entropy.double(), probability.double(), judged.pivot_prob.double())
+        return torch.stack(columns, 1).tolist()
+
+    @cached_property
+    def accepted(self) -> tuple[list[bool], list[float]]:
+        """The verdict's accept and score."""
+        return self.verdict.accept.tolist(), self.verdict.score.tolist()
+
+    def describe(self, row: int, node: int) -> Overridden:
+        """An override by name. row: of the forest; node: of its own tree."""
+        return Overridden(node, *self.facts[row])
 
     def has_room(self, history: int) -> bool:
         """Whether the budget has room for one more override."""
@@ -173,6 +185,6 @@ class Relaxed:
         room. history: as of kept_length, up to the node."""
         if not self.has_room(history):
             return None
-        verdict = self.verdict
-        accepted = [child for child in children if verdict.accept[start + child]]
-        return max(accepted, key=lambda child: (float(verdict.score[start + child]), -child), default=None)
+        accept, score = self.accepted
+        accepted = [child for child in children if accept[start + child]]
+        return max(accepted, key=lambda child: (score[start + child], -child), default=None)

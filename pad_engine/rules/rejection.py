@@ -12,7 +12,7 @@ from torch import Tensor
 from pad_engine.kernels.gumbel import ACCEPT, RESIDUAL, uniform
 from pad_engine.record import Record
 from pad_engine.rules.greedy import judge_pick
-from pad_engine.rules.override import Relaxed, describe
+from pad_engine.rules.override import Relaxed
 from pad_engine.rules.rule import AcceptanceRule, Accepted
 from pad_engine.sampling import gumbel_noise
 from pad_engine.state import Overridden, State
@@ -29,7 +29,7 @@ def walk_path(record: Record, start: int, state: State, tree: DraftTree, relaxed
     overridden: list[Overridden] = []
     while True:
         node = path[-1]
-        if record.row_pick[start + node] < 0:
+        if record.picks[start + node] < 0:
             return Accepted(path, -1, tuple(overridden))
         row = record.processed[start + node]
         p = target_probs(row, state)
@@ -48,7 +48,7 @@ def walk_path(record: Record, start: int, state: State, tree: DraftTree, relaxed
         if accepted is None:
             return Accepted(path, draw(p, state, position), tuple(overridden))
         if rescued is not None and relaxed is not None:
-            overridden.append(describe(relaxed.judged, start + rescued, rescued))
+            overridden.append(relaxed.describe(start + rescued, rescued))
         history = history << 1 | (rescued is not None)
         path.append(accepted)
 

@@ -29,7 +29,7 @@ from pad_engine.kernels.gumbel import ACCEPT, uniform
 from pad_engine.record import Record
 from pad_engine.rules import fly
 from pad_engine.rules.greedy import GREEDY
-from pad_engine.rules.override import Judged, Override, Relaxed, describe
+from pad_engine.rules.override import Judged, Override, Relaxed
 from pad_engine.rules.rule import AcceptanceRule, Accepted
 from pad_engine.rules.select import RelaxedRule, make_rule
 from pad_engine.state import Overridden, State
@@ -108,40 +108,24 @@ def walk_path(
     overridden: tuple[Overridden, ...] = ()
     while True:
         node = path[-1]
-        pick = int(record.row_pick[start + node])
+        pick = record.picks[start + node]
         if pick < 0:
             return Accepted(path, -1, overridden)
         kept = next((child for child in children[node] if tree.tokens[child] == pick), None)
         rescued = None
         if kept is None:
             position = len(state.ids) + len(path) - 1
-            offered = (
-                []
-                if too_far(offer, record, start, tree, node)
-                else [
-                    c for c in children[node] if uniform(state.seed, position, tree.tokens[c], ACCEPT, 0) < offer.rate
-                ]
-            )
+            near = offer.divergence is None or record.divergence[start + node] < offer.divergence
+            offered = [
+                c for c in children[node] if near
+                and (offer.rate >= 1.0 or uniform(state.seed, position, tree.tokens[c], ACCEPT, 0) < offer.rate)
+            ]  # fmt: skip
             kept = rescued = relaxed.rescue(offered, start, history)
         if kept is None:
             return Accepted(path, pick, overridden)
         if rescued is not None:
-            overridden += (describe(relaxed.judged, start + rescued, rescued),)
+            overridden += (relaxed.describe(start + rescued, rescued),)
         if single:
             return Accepted(path, tree.tokens[kept], overridden)
         history = history << 1 | (rescued is not None)
         path.append(kept)
-
-
-def too_far(offer: Offer, record: Record, start: int, tree: DraftTree, node: int) -> bool:
-    """Whether the two models' distributions after a node differ by more than what is offered."""
-    if offer.divergence is None or tree.q_rows is None:
-        return offer.divergence is not None
-    q = tree.q_rows[node].double()
-    target = record.logits[start + node].double().log_softmax(-1)
-    draft = torch.full_like(target, -torch.inf)
-    draft[: len(q)] = q.log().to(target.device)
-    p = target.exp()
-    # what the target cannot say adds nothing, whatever the draft model makes of it
-    divergence = torch.where(p > 0, p * (target - draft), 0.0).sum()
-    return not bool(divergence < offer.divergence)

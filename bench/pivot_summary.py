@@ -1,0 +1,214 @@
+"""What pivot_study.py has found out of a pair: one small result file, a plot, and tables.
+
+The answers stay in the work folder; the result has counts, rates and intervals, and the commands that give them again.
+"""
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import harness
+import plots
+from jobs import DONE, read_mark
+
+from pad_engine.training.apart import used_questions
+from pad_engine.training.label_file import read_labels
+from pad_engine.training.report import equal_overrides, number, over, table
+from pad_engine.training.results import Answered, Results
+from pad_engine.training.settings import DIRECT, DRAFT, GREEDY, TARGET
+from pad_engine.training.summary import evaluation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = (
+    "rule", "calibrated: harms, at most", "tested: harms, at most", "net, points", "accept length", "tokens/round",
+    "overrides/100", "without speculation: harms, net", "tokens/s",
+)  # fmt: skip
+
+
+def summarise(pair: str, rules: Sequence[str], seeds: Mapping[str, int], args: argparse.Namespace) -> None:
+    """Write and print what there is of a pair; nothing without the answers of the target and of greedy verification.
+
+    rules: names, that whose numbers of overrides the others are compared at first. args: of pivot_study.py."""
+    results = [opened(args.work / f"base-{pair}.jsonl")]
+    results += [opened(args.work / f"test-{pair}-{name}.jsonl") for name in rules]
+    answers = whole([one for one in results if one])
+    if not {TARGET, DRAFT, GREEDY} <= answers.keys():
+        print(f"{pair}: no summary, as base-{pair} is not done")
+        return
+    specs = [name for name in answers if name not in (TARGET, DRAFT, GREEDY) and not name.startswith(DIRECT)]
+    found = evaluation(answers, specs, args.confidence)
+    header = next(one for one in results if one).header
+    result = {
+        "pair": pair,
+        "run": {key: value for key, value in header.items() if key != "machine"},
+        # where the pad commands ran, without its folders
+        "machine": {key: value for key, value in header["machine"].items() if key != "cache"},
+        "seeds": dict(seeds),
+        "labels": labels_of(args.work / f"label-{pair}.jsonl"),
+        "classifier": classifier_of(args.work / f"pivot-{pair}.json"),
+        "certified": {name: certificate_of(args.work, f"calibrate-{pair}-{name}") for name in rules},
+        "settings": [asdict(one) for one in found.settings],
+        "families": {name: [one.setting for one in sweep] for name, sweep in found.families.items()},
+        "equal": found.equal,
+        "falls": [asdict(step) for step in found.falls],
+        "speeds": speeds_of(args.work / f"speed-{pair}.jsonl"),
+        "commands": commands_of(args.work, pair),
+    }
+    result = without_folders(result, args.work, args.pairs_dir, Path(args.model).parent)
+    path = harness.save(f"pivot-{pair}", result, args.out)
+    print(f"\n{pair}: {path}\n\n{report(result)}\n")
+    draw(path.with_suffix(".svg"), result)
+
+
+def opened(path: Path) -> Results | None:
+    """A file of results that exists."""
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8") as file:
+        first = file.readline()
+    return Results(path, json.loads(first)["header"]) if first else None
+
+
+def whole(results: Sequence[Results]) -> dict[str, dict[str, Answered]]:
+    """The answers of settings that have answered every question of the first one, in its order."""
+    found: dict[str, dict[str, Answered]] = {}
+    for one in results:
+        for name, given in one.answers.items():
+            order = next(iter(found.values()), given)
+            if len(given) == one.header["questions"] and given.keys() == order.keys():
+                found.setdefault(name, {question: given[question] for question in order})
+    return found
+
+
+def labels_of(path: Path) -> dict[str, int] | None:
+    """How many labels there are, of how many questions that were looked at."""
+    if not path.is_file():
+        return None
+    labels = read_labels(path)[1]
+    pivots = sum(label.pivot for label in labels)
+    return {"questions": len(used_questions(path)), "labels": len(labels), "pivots": pivots}
+
+
+def classifier_of(path: Path) -> dict[str, Any] | None:
+    """Of a classifier's training what compares it with scores that need none."""
+    if not path.is_file():
+        return None
+    training = json.loads(path.read_text(encoding="utf-8"))["training"]
+    return {key: training[key] for key in ("tap_layer", "tap_layers", "counts", "rankings", "free", "lead")}
+
+
+def certificate_of(work: Path, job: str) -> dict[str, Any]:
+    """A certificate, or why there is none."""
+    path, mark = work / f"{job}.json", read_mark(work, job)
+    if mark is None or mark.outcome != DONE:
+        return {"none": "not done" if mark is None else mark.outcome}
+    certificate = json.loads(path.read_text(encoding="utf-8"))
+    return {key: value for key, value in certificate.items() if key not in ("run", "results")}
+
+
+def speeds_of(path: Path) -> dict[str, dict[str, Any]]:
+    """Tokens a second of the settings that were timed."""
+    found = opened(path)
+    return found.speeds if found else {}
+
+
+def commands_of(work: Path, pair: str) -> dict[str, str]:
+    """The commands of the pair's jobs that are done."""
+    names = [place.stem for place in sorted(work.glob("*.done")) if pair in place.stem.split("-")]
+    marks = {name: mark for name in names if (mark := read_mark(work, name)) and mark.command}
+    return {name: shlex.join(["pad", *mark.command]) for name, mark in marks.items()}
+
+
+def without_folders(result: Any, *folders: Path) -> Any:
+    """The same, with the names of files in place of their paths. folders: that they lie in."""
+    text = json.dumps(result, allow_nan=False)
+    for folder in folders:
+        text = re.sub(rf"(?<![\w./-]){re.escape(json.dumps(str(folder))[1:-1])}/", "", text)
+    return json.loads(text)
+
+
+def report(result: Mapping[str, Any]) -> str:
+    """The tables of a pair."""
+    base = {one["setting"]: one for one in result["settings"]}
+    rows = [row_of(name, certificate, base, result["speeds"]) for name, certificate in result["certified"].items()]
+    target, draft, greedy = (base[name] for name in (TARGET, DRAFT, GREEDY))
+    parts = [
+        f"Of {target['questions']} questions the target has {target['utility']:.1%} right and the draft model "
+        f"{draft['utility']:.1%}; greedy verification accepts {greedy['mean_accept_length']:.2f} tokens a round and "
+        f"gives the target's ids for {greedy['same_as_target']} questions.",
+        table(COLUMNS, rows),
+    ]
+    if result["equal"] and len(result["families"]) > 1:
+        parts += [
+            f"Rate of harm at equal numbers of overrides, those of {next(iter(result['families']))}; between the "
+            "settings that were run, and no harm at no overrides, on straight lines:",
+            equal_overrides(result["equal"]),
+        ]
+    parts += [
+        f"{step['loose']} harms less than {step['strict']}: {step['fewer']} questions against {step['more']}, "
+        f"p = {step['p_value']:.2g}."
+        for step in result["falls"]
+    ]
+    return "\n\n".join(parts)
+
+
+def row_of(
+    name: str, certificate: Mapping[str, Any], by_name: Mapping[str, Any], speeds: Mapping[str, Any]
+) -> list[str]:
+    """A rule's certified setting, on the calibration and on the test questions."""
+    if "none" in certificate:
+        return [f"{name}: {certificate['none']}", *["-"] * (len(COLUMNS) - 1)]
+    spec = certificate["rule"]
+    calibrated = f"{certificate['harms']}, {certificate['harm_upper_bound']:.4f}"
+    if spec not in by_name:
+        return [f"{spec}: not tested yet", calibrated, *["-"] * (len(COLUMNS) - 2)]
+    one, direct, greedy = by_name[spec], by_name.get(f"{DIRECT}{spec}"), by_name[GREEDY]
+    speed, plain = (speeds.get(setting, {}).get("tokens_per_second") for setting in (spec, TARGET))
+    return [
+        spec, calibrated, f"{one['harms']}, {one['harm_upper_bound']:.4f}", net(one),
+        over(one["mean_accept_length"], greedy["mean_accept_length"], 2), number(one["tokens_per_round"], 2),
+        number(one["overrides_per_100_tokens"], 2), f"{direct['harms']}, {net(direct)}" if direct else "-",
+        over(speed, plain, 1),
+    ]  # fmt: skip
+
+
+def net(one: Mapping[str, Any]) -> str:
+    """A net difference with its interval, in points of a hundred."""
+    low, high = one["net_interval"]
+    return f"{100 * one['net']:+.2f} ({100 * low:+.2f}, {100 * high:+.2f})"
+
+
+def draw(path: Path, result: dict[str, Any]) -> None:
+    """The plot as SVG; none, and a line that says so, without matplotlib."""
+    cards = [card["name"] for card in result["machine"]["gpus"]] or [None]
+    environment = harness.environment() | {"card": cards[0]}
+    try:
+        plots.write(path, draw_harm, {path.stem: {**result, "environment": environment}})
+    except ImportError:
+        print("no plot: matplotlib is not installed (pip install 'pad-engine[plots]')")
+
+
+def draw_harm(axes: "Axes", results: plots.Results) -> None:
+    """Rates of harm against accept lengths, a line a rule; certified settings are marked, and what may be lost."""
+    (result,) = results.values()
+    by_name = {one["setting"]: one for one in result["settings"]}
+    certified = {one["rule"] for one in result["certified"].values() if "rule" in one}
+    for name, sweep in result["families"].items():
+        points = [(by_name[spec]["mean_accept_length"], by_name[spec]["harm"]) for spec in sweep]
+        (line,) = axes.plot(*zip(*points, strict=True), marker=".", label=name)
+        marked = [point for spec, point in zip(sweep, points, strict=True) if spec in certified]
+        if marked:
+            axes.plot(*zip(*marked, strict=True), "o", color=line.get_color(), markersize=9)
+    axes.axvline(by_name[GREEDY]["mean_accept_length"], color="gray", linestyle="--", label="greedy verification")
+    limits = {one["max_loss"] for one in result["certified"].values() if "rule" in one}
+    for limit in limits:
+        axes.axhline(limit, color="gray", linewidth=0.8)
+    axes.set(xlabel=f"accepted tokens a round, pair {result['pair']}", ylabel="rate of harm")
+    axes.legend(fontsize=7)

@@ -1,0 +1,255 @@
+"""The study of pivots in one call: its commands, its queue of processes, and its figures, on tiny pairs."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from benches import BENCH, bench_module
+from evaluating import answered
+from test_lora import write_adapter
+from tiny import Make
+from typer.testing import CliRunner
+
+from pad_engine.serving.cli import app
+from pad_engine.training.bounds import upper_bound
+from pad_engine.training.results import Results
+
+jobs, study, summary = (bench_module(name) for name in ("jobs", "pivot_study", "pivot_summary"))
+HERE = Path(__file__).parent
+TASK = "evaluating:Parity"
+OPTIONS = [
+    "--only", "mixed", "--questions", "30", "--label-questions", "40", "--max-loss", "0.25", "--confidence", "0.8",
+    "--tap-layers", "0,1", "--depth", "4", "--batch", "8", "--time", "2", "--device", "cpu",
+]  # fmt: skip
+
+
+@pytest.fixture
+def call(make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of a tiny study whose target answers every other question rightly, and whose drafter often agrees."""
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    (pairs / "drafter-mixed").symlink_to(make_model("llama", noise=0.1))
+    key = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{key}.lora_A.weight": torch.ones(2, 48), f"{key}.lora_B.weight": torch.zeros(48, 2)}
+    write_adapter(pairs / "target", tensors)
+    monkeypatch.setitem(study.TASKS, "mixed", TASK)
+    monkeypatch.chdir(tmp_path)
+    return ["--pairs-dir", "pairs", "--out", str(tmp_path / "results"), "--work", "work",
+            "--model", str(make_model("llama")), *OPTIONS]  # fmt: skip
+
+
+class InProcess:
+    """`pad` without another process: over when it has begun. ran: the commands so far."""
+
+    ran: ClassVar[list[str]] = []
+
+    def __init__(self, command: Sequence[str], stdout: Any, **_: Any) -> None:
+        self.ran.append(command[len(jobs.PAD)])
+        result = CliRunner().invoke(app, command[len(jobs.PAD) :])
+        stdout.write(result.output.encode())
+        self.code = result.exit_code
+
+    def poll(self) -> int:
+        return self.code
+
+
+# typical as loose as this keeps nearly everything, and does harm at once
+VALUES = {"pivot": [0.05, 0.3], "gap": [0.05, 0.3], "typical": [0.001]}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Three rules of few settings, in this process; gives the commands that run."""
+    monkeypatch.setattr(jobs, "Popen", InProcess)
+    monkeypatch.setattr(study, "RULES", {name: study.RULES[name] for name in VALUES})
+    monkeypatch.setattr(study.Study, "sequence", lambda self, name: VALUES[name])
+    InProcess.ran.clear()
+    return InProcess.ran
+
+
+@pytest.mark.filterwarnings("ignore:the target alone has only")
+def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From labels to figures, whose numbers are those of the answers; that a rule cannot be certified is a result as
+    well; a second call runs nothing."""
+    code = study.main(["all", *call])
+    out = capsys.readouterr().out
+    assert code == 0 and out.endswith("\ndone\n"), out
+    assert sorted(quick) == ["calibrate"] * 3 + ["eval"] * 7 + ["label", "train"]
+    text = Path("results/pivot-mixed.json").read_text()
+    found, base = json.loads(text), Path("work/base-mixed.jsonl").read_bytes()
+    assert str(tmp_path) not in text and str(tmp_path.parent) not in text and "work/" not in text
+    by_name = {one["setting"]: one for one in found["settings"]}
+    certified = found["certified"]
+    assert certified["typical"]["none"].startswith("nothing can be certified: the strictest setting, 0.001, harms")
+    assert "| typical: nothing can be certified" in out
+    for name in ("pivot", "gap"):
+        lines = Path(f"work/test-mixed-{name}.jsonl").read_bytes()
+        assert lines.startswith(base)  # not decoded again
+        spec = certified[name]["rule"]
+        assert {spec, f"direct {spec}"} <= by_name.keys() and f"| {spec} |" in out
+        one, path = by_name[spec], Path("work/pivot-mixed.safetensors")
+        right = {(r["setting"].replace(str(path), path.name), r["question"]): r["right"]
+                 for r in map(json.loads, lines.splitlines()) if "question" in r}  # fmt: skip
+        harms = sum(
+            ok and not right[spec, question] for (setting, question), ok in right.items() if setting == "target"
+        )
+        assert (one["harms"], one["harm_upper_bound"]) == (harms, upper_bound(harms, 30, 0.8))
+        assert found["speeds"][spec]["questions"] == found["speeds"]["target"]["questions"] == 2
+    sigma = {value: by_name[f"pivot:model=pivot-mixed.safetensors,sigma={value}"] for value in ("0", "1")}
+    assert (sigma["0"]["same_as_target"], sigma["0"]["overrides"]) == (30, 0)
+    assert sigma["1"]["mean_accept_length"] > by_name["greedy"]["mean_accept_length"]
+    assert "pivot:model=pivot-mixed.safetensors,sigma=0.5" in found["speeds"]
+    assert list(found["families"]) == ["pivot:model=pivot-mixed.safetensors", "margin:form=gap", "typical:delta=1"]
+    assert found["labels"]["labels"] > found["labels"]["pivots"] > 0 and found["classifier"]["tap_layer"] in (0, 1)
+    assert found["commands"]["calibrate-mixed-gap"].startswith("pad calibrate --task evaluating:Parity --model ")
+    quick.clear()
+    assert study.main(["all", *call]) == 0 and not quick
+    assert "label-mixed: done before" in capsys.readouterr().out
+
+
+def test_what_fails_is_a_line_and_is_tried_again(
+    call: list[str], quick: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a drafter there are no figures, and none are made up."""
+    Path("pairs/drafter-mixed").unlink()
+    assert study.main(["all", *call]) == study.main(["label", *call]) == 1
+    out = capsys.readouterr().out
+    # what needs no labels is tried all the same
+    assert quick == ["label", "calibrate", "calibrate", "eval", "label"]
+    assert out.count("label-mixed: failed with exit code 1: error: ") == 4
+    assert (
+        "jobs are left: train-mixed, calibrate-mixed-pivot," in out and "mixed: no summary, as base-mixed is not" in out
+    )
+    assert not Path("results").exists()
+
+
+def test_settings_go_from_strict_to_loose_and_seeds_are_fresh(call: list[str]) -> None:
+    """The order of a calibration is fixed, and goes on to the sweep's own; no seed is that of pairs.py."""
+    one = study.Study("mixed", study.parse(["calibrate", *call]))
+    for name in study.RULES:
+        sequence, rising = one.sequence(name), study.sweep_of(one.rule(name)).rising
+        assert sequence == sorted(set(sequence), reverse=not rising), name
+        swept = set(one.sweep_specs(name))
+        assert swept >= {one.spec(name, value) for value in sequence}
+    assert {one.spec("pivot", 0.0), one.spec("pivot", 1.0)} <= set(one.sweep_specs("pivot"))
+    assert len(set(study.SEEDS.values())) == 3 and max(study.SEEDS.values()) < bench_module("pairs").DATA_SEED
+
+
+@pytest.fixture
+def python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """Makes jobs of Python code that note their names when they begin."""
+    monkeypatch.setattr(jobs, "PAD", [sys.executable, "-c"])
+    begin = f"import signal, sys, time; open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1]); "
+
+    def make(name: str, code: str = "", *needs: str, **more: Any) -> Any:
+        return jobs.Job(name, lambda: [begin + code, name], needs, **more)
+
+    return make
+
+
+def test_jobs_run_when_all_they_need_is_done(python: Callable[..., Any], tmp_path: Path) -> None:
+    """Failures, results without a figure, what must run alone; done is done, until the command is another one."""
+    every = [
+        python("1", "", "b", alone=True),
+        python("b", "", "a"),
+        python("a", "time.sleep(0.3)"),
+        python("l", "", "x"),
+        python("x", "print('error: reason'); print('more'); sys.exit(3)"),
+        python("v", "print('error: it is refused'); sys.exit(1)", verdict=re.compile("it is .*")),
+        jobs.Job("e", lambda: "nothing to run", ("v",)),
+    ]
+    found = jobs.Queue(every, tmp_path, 2).run(60)
+    assert found == {
+        "a": "done", "b": "done", "1": "done", "x": "failed with exit code 3: error: reason", "v": "it is refused",
+        "e": "nothing to run", "l": "not done yet: needs x",
+    }  # fmt: skip
+    order = tmp_path / "order"
+    assert sorted(order.read_text()) == sorted("ab1xv") and order.read_text().index("b") > order.read_text().index("a")
+    order.unlink()
+    again = jobs.Queue([*every, python("a", "pass", "v")], tmp_path, 1).run(60)
+    assert again["b"] == again["1"] == "done before" and again["v"] == "it is refused" and again["a"] == "done"
+    assert sorted(order.read_text()) == ["a", "x"]
+
+
+def test_time_ends_what_runs(python: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not end by itself is killed, and one that has not begun does not begin."""
+    monkeypatch.setattr(jobs, "GRACE", 0.5)
+    stubborn = python("a", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)")
+    start = time.monotonic()
+    found = jobs.Queue([stubborn, python("b")], tmp_path, 1).run(1.5)
+    assert found == {"a": "not done yet: stopped", "b": "not done yet"} and time.monotonic() - start < 10
+    assert (tmp_path / "order").read_text() == "a"
+
+
+def test_figures_come_from_the_answers(tmp_path: Path) -> None:
+    """An unfinished setting has no figure; a curve is compared at the other one's overrides."""
+    args = study.parse(["summary", "--pairs-dir", "p", "--out", str(tmp_path / "r"), "--work", str(tmp_path)])
+    header = {"questions": 4, "task": "t", "machine": {"cache": "/root", "gpus": []}}
+    base = Results(tmp_path / "base-hard.jsonl", header)
+    given = {"target": [1, 1, 1, 1], "draft": [0, 0, 0, 0], "greedy": [1, 1, 1, 1]}
+    fill(base, {name: answered(name, right) for name, right in given.items()})
+    gap = Results(tmp_path / "test-hard-gap.jsonl", header)
+    fill(gap, {f"margin:form=gap,m={m}": answered(f"margin:form=gap,m={m}", right, overrides=count)
+               for m, right, count in ((0.1, [1, 1, 1, 0], 2), (0.2, [1, 0, 1, 0], 4))})  # fmt: skip
+    chance = Results(tmp_path / "test-hard-random.jsonl", header)
+    fill(chance, {"random:rate=0.1": answered("random:rate=0.1", [0, 0, 0, 0], overrides=4)})
+    fill(chance, {"random:rate=0.2": answered("random:rate=0.2", [0, 0, 0], overrides=4)})
+    summary.summarise("hard", ["gap", "random"], study.SEEDS, args)
+    found = json.loads((tmp_path / "r" / "pivot-hard.json").read_text())
+    assert len(found["settings"]) == 6 and "cache" not in found["machine"]
+    assert found["equal"] == [
+        {"overrides": 8, "harm": {"margin:form=gap": 0.25, "random": 0.5}},
+        {"overrides": 16, "harm": {"margin:form=gap": 0.5, "random": 1.0}},
+    ]
+    figure = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed: no plot was tested")
+    axes = figure.Figure().subplots()
+    found["certified"]["gap"] = {"rule": "margin:form=gap,m=0.1", "max_loss": 0.02}
+    summary.draw_harm(axes, {"pivot-hard": found})
+    drawn = [line.get_xydata().tolist() for line in axes.lines]
+    # all of the answers are made with the same accept length
+    assert drawn[:3] == [[[1.5, 0.25], [1.5, 0.5]], [[1.5, 0.25]], [[1.5, 1.0]]]
+    assert (tmp_path / "r" / "pivot-hard.svg").is_file()
+
+
+def fill(results: Results, given: dict[str, Any]) -> None:
+    """Write answers."""
+    for name, by_question in given.items():
+        results.begin(name, {"depth": 8, "classifier": None})
+        for one in by_question.values():
+            results.add(one)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the target alone has only")
+def test_a_killed_calibration_goes_on(call: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM ends the study and its process; the same call answers only what is missing, to the same certificate."""
+    code = f"import sys; sys.path.append({str(BENCH)!r}); import pivot_study as s; s.TASKS['mixed'] = {TASK!r}; "
+    code += "s.RULES = {'gap': s.RULES['gap']}; s.stop_on_sigterm(); sys.exit(s.main())"
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+    def start(work: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code, "calibrate", *call, "--work", work])
+
+    assert start("whole").wait(200) == 0
+    out, lines = Path("work/calibrate-mixed-gap.jsonl"), 0
+    process = start("work")
+    while lines < 40 and process.poll() is None:
+        lines = out.read_bytes().count(b"\n") if out.exists() else 0
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    held = out.read_bytes()
+    time.sleep(1)
+    assert out.read_bytes() == held and not Path("work/calibrate-mixed-gap.json").exists()
+    assert start("work").wait(200) == 0
+    assert out.read_bytes().startswith(held[: held.rfind(b"\n") + 1])
+    read = [json.loads(Path(work, "calibrate-mixed-gap.json").read_text()) for work in ("whole", "work")]
+    assert read[0]["tested"] == read[1]["tested"] and read[0]["rule"] == read[1]["rule"]
+    assert len(out.read_bytes().splitlines()) == len(Path("whole/calibrate-mixed-gap.jsonl").read_bytes().splitlines())
