@@ -156,7 +156,7 @@ def time_product(shape: str, product: Product, pdl: int, read_rate: float, repea
     """One product, cold, against torch."""
     size = 2 * product.m * product.k
     case = Case(product, max(2, -(-L2_BYTES // size)), pdl)
-    config = tile_config(product.op, product.rows, product.m, product.k, CUDA)
+    config = tile_config(product.op, product.rows, product.m, product.k, CUDA, torch.bfloat16)
     check_product(case, config)
     baselines = product_baselines(case)
     graphs = [capture(partial(case.chain, config)), *(capture(run) for run in baselines.values())]

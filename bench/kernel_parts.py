@@ -59,7 +59,7 @@ class Accept:
         config = shape_config(shape, CAPACITY)
         self.vocab = config.vocab_size
         cores = torch.cuda.get_device_properties(device).multi_processor_count
-        tile = tile_config("lm_head", self.rows, self.vocab, config.hidden_size, device)
+        tile = tile_config("lm_head", self.rows, self.vocab, config.hidden_size, device, torch.bfloat16)
         programs = lm_head_programs(self.vocab, tile, cores)
         generator = torch.Generator(device).manual_seed(SEED)
         self.scores = torch.randn(programs, self.rows, device=device, generator=generator)

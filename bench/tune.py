@@ -176,7 +176,7 @@ def tune(wanted: list[Product], tuner: Tuner, report: Callable[[str], None]) -> 
     best: dict[str, dict[str, int]] = {}
     for product in wanted:
         times = sorted(plain[product] + ahead[product], key=lambda pair: pair[0])
-        name = tuning.key(product.op, product.rows, product.m, product.k, product.quantised)
+        name = tuning.key(product.op, product.rows, product.m, product.k, product.quantised or torch.bfloat16)
         best[name] = asdict(times[0][1])
         for milliseconds, config in [*times[:2], plain[product][0]]:
             rate = product.nbytes / milliseconds / 1e9

@@ -102,7 +102,7 @@ def best_passes(wanted: list[Variant], report: Callable[[str], None]) -> dict[st
             key = f"attention/{rows}/{config.num_heads}x{config.num_kv_heads}x{config.head_dim}"
             best[key] = asdict(winner.attention)
             for (op, _), tile in case.reaching(winner).items():
-                best[product_key(op, rows, *case.passes.shapes[op])] = asdict(tile)
+                best[product_key(op, rows, *case.passes.shapes[op], case.decoder.dtype)] = asdict(tile)
             for time, variant in times:
                 tried = f"release {variant.release}, ahead {variant.ahead}, {variant.attention}"
                 report(f"pass {shape} {rows}: {time:.4f} ms, {tried}")

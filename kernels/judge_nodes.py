@@ -36,11 +36,13 @@ def empty_judged(rows: int, device: torch.device) -> JudgedRows:
 
 @triton.jit
 def sum_units(part_ptr, node, live, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr):
-    """fp32 `[UNITS]`: a node's share of TapProjection, its parts added."""
-    unit, part = tl.arange(0, UNITS), tl.arange(0, triton.next_power_of_2(SPLIT))
-    pointers = part_ptr + (part[:, None] * UNITS + unit[None, :]) * ROWS + node
-    there = (part < tl.where(live, SPLIT, 0))[:, None] & (unit >= 0)[None, :]
-    return tl.sum(tl.load(pointers, mask=there, other=0.0), 0)
+    """fp32 `[UNITS]`: a node's share of TapProjection, its parts added in order."""
+    unit = tl.arange(0, UNITS)
+    units = tl.zeros((UNITS,), tl.float32)
+    for part in tl.static_range(SPLIT):
+        pointers = part_ptr + (part * UNITS + unit) * ROWS + node
+        units += tl.load(pointers, mask=unit < tl.where(live, UNITS, 0), other=0.0)
+    return units
 
 
 @triton.jit

@@ -15,8 +15,6 @@ from torch import Tensor
 
 UNITS, INNER = 64, 128
 NO_CLASSIFIER, MLP, LINEAR = range(3)
-TAP_COLUMNS = 128  # of one step of the projection
-_COLUMNS = tl.constexpr(TAP_COLUMNS)
 
 
 class TapProjection(NamedTuple):
@@ -63,20 +61,19 @@ def project_tap(
     SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """This program's share of TapProjection: a few units over a few columns at a time, so that one step of reading is
-    all that it waits for."""
-    GROUP: tl.constexpr = 8 if NUM_UNITS % 8 == 0 else 1
-    rows, group = tl.arange(0, ROWS), tl.arange(0, GROUP)
-    share = tl.cdiv(tl.cdiv(K, SPLIT), _COLUMNS) * _COLUMNS
-    for item in range(program, NUM_UNITS // GROUP * SPLIT, programs):
-        units, part = item % (NUM_UNITS // GROUP) * GROUP + group, item // (NUM_UNITS // GROUP)
-        sums = tl.zeros((GROUP, ROWS), tl.float32)
-        for k in range(part * share, tl.minimum((part + 1) * share, K), _COLUMNS):
-            columns = k + tl.arange(0, _COLUMNS)
-            w = tl.load(weight_ptr + units[:, None] * K + columns[None, :], mask=(columns < K)[None, :], other=0.0)
+    """This program's share of TapProjection."""
+    BLOCK: tl.constexpr = max(16, min(256, 4096 // ROWS))
+    rows = tl.arange(0, ROWS)
+    share = tl.cdiv(tl.cdiv(K, SPLIT), BLOCK) * BLOCK
+    for item in range(program, NUM_UNITS * SPLIT, programs):
+        unit, begin = item % NUM_UNITS, item // NUM_UNITS * share
+        sums = tl.zeros((ROWS, BLOCK), tl.float32)
+        for k in range(begin, tl.minimum(begin + share, K), BLOCK):
+            columns = k + tl.arange(0, BLOCK)
+            w = tl.load(weight_ptr + unit * K + columns, mask=columns < K, other=0.0).to(tl.float32)
             x = tl.load(rows_ptr + rows[:, None] * K + columns[None, :], mask=(columns < K)[None, :], other=0.0)
-            sums += tl.sum(w.to(tl.float32)[:, None, :] * x.to(tl.float32)[None, :, :], 2)
-        tl.store(part_ptr + (part * NUM_UNITS + units)[:, None] * ROWS + rows[None, :], sums)
+            sums += x.to(tl.float32) * w[None, :]
+        tl.store(part_ptr + item * ROWS + rows, tl.sum(sums, 1))
 
 
 @triton.jit

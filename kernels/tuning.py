@@ -4,6 +4,7 @@ Nothing is tuned while a request runs: a table look-up when a graph is captured,
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 from pad_engine.kernels.quantise import NAMES
 
 CONFIGS = Path(__file__).parent / "configs"
+# cards with the H100's chip beside other memory
+HOPPER, MEASURED_HOPPER = ("nvidia-h100", "nvidia-h200", "nvidia-gh200"), "nvidia-h100-80gb-hbm3"
 
 
 @dataclass(frozen=True)
@@ -66,27 +69,35 @@ def card_name(device: torch.device) -> str:
 @cache
 def table(card: str) -> dict[str, dict[str, int]]:
     """The measured parameters of a card, by `op/rows/MxK`, the same with `/int8` or `/fp8`, and
-    `attention/rows/HxH_kvxD`; empty for a card that nobody has measured."""
+    `attention/rows/HxH_kvxD`; empty for a card that nobody has measured, unless its chip is one that somebody has."""
     path = CONFIGS / f"{card}.json"
+    if not path.is_file() and card.startswith(HOPPER):
+        path = CONFIGS / f"{MEASURED_HOPPER}.json"
     tuned: dict[str, dict[str, int]] = json.loads(path.read_text())["parameters"] if path.is_file() else {}
     return tuned
 
 
-def key(op: str, rows: int, m: int, k: int, quantised: torch.dtype | None = None) -> str:
-    """The name of a launch in a table. quantised: the type of weights of one byte (quantise.py), or None."""
+def key(op: str, rows: int, m: int, k: int, dtype: torch.dtype) -> str:
+    """The name of a launch in a table. dtype: of the weights, of which those of two bytes share a name."""
     name = f"{op}/{rows}/{m}x{k}"
-    return name if quantised is None else f"{name}/{NAMES[quantised]}"
+    return f"{name}/{NAMES[dtype]}" if dtype in NAMES else name
 
 
-def tile_config(
-    op: str, rows: int, m: int, k: int, device: torch.device, quantised: torch.dtype | None = None
-) -> TileConfig:
-    """Parameters of a product of `rows` rows with weights `[m, k]`. op: qkv, out, gate_up, down or lm_head. quantised:
-    as in key. On a CPU the kernels are interpreted, which costs by the program."""
+def tuned_for(device: torch.device, rows: int, name: Callable[[int], str]) -> dict[str, int] | None:
+    """The measured parameters of this card for a pass of so many rows, or where nobody has measured 32 those for 64,
+    which have room for fewer. name: the key of a number of rows."""
+    tuned = table(card_name(device))
+    return tuned.get(name(rows), tuned.get(name(64)) if rows == 32 else None)
+
+
+def tile_config(op: str, rows: int, m: int, k: int, device: torch.device, dtype: torch.dtype) -> TileConfig:
+    """Parameters of a product of `rows` rows with weights `[m, k]`. op: qkv, out, gate_up, down or lm_head. dtype: of
+    the weights, as they are stored. On a CPU the kernels are interpreted, which costs by the program."""
     if device.type == "cpu":
         return TileConfig(block=64, block_k=64, split_k=2 if rows > 1 and op in ("qkv", "out", "down") else 1)
-    tuned = table(card_name(device)).get(key(op, rows, m, k, quantised))
-    return TileConfig(**tuned) if tuned else default_config(op, rows, m, k, quantised is not None)
+    # what was measured fits weights of two bytes, and may be too large for wider ones
+    tuned = None if dtype.itemsize > 2 else tuned_for(device, rows, lambda n: key(op, n, m, k, dtype))
+    return TileConfig(**tuned) if tuned else default_config(op, rows, m, k, dtype.itemsize)
 
 
 def attention_key(rows: int, heads: int, kv_heads: int, head_dim: int) -> str:
@@ -99,7 +110,7 @@ def attention_config(rows: int, heads: int, kv_heads: int, head_dim: int, device
     contexts; how many of them have work at a short one follows from its length."""
     if device.type == "cpu":
         return AttentionConfig(splits=4)
-    tuned = table(card_name(device)).get(attention_key(rows, heads, kv_heads, head_dim))
+    tuned = tuned_for(device, rows, lambda n: attention_key(n, heads, kv_heads, head_dim))
     if tuned:
         return AttentionConfig(**tuned)
     cores = torch.cuda.get_device_properties(device).multi_processor_count
@@ -110,22 +121,22 @@ def attention_config(rows: int, heads: int, kv_heads: int, head_dim: int, device
 def release_mode(rows: int, hidden_size: int, device: torch.device) -> int:
     """When the kernels of a pass let the next one start (row_tiles.py), for cards that can: measured on whole passes,
     since a kernel alone does not show it."""
-    return table(card_name(device)).get(f"pass/{rows}/{hidden_size}", {}).get("release", 1)
+    return (tuned_for(device, rows, lambda n: f"pass/{n}/{hidden_size}") or {}).get("release", 1)
 
 
-def default_config(op: str, rows: int, m: int, k: int, quantised: bool = False) -> TileConfig:
+def default_config(op: str, rows: int, m: int, k: int, itemsize: int = 2) -> TileConfig:
     """Right for every shape, and near the best for those that were tried. At one row a program takes few columns and
-    wide steps; at more, tiles that the tensor core takes, and the reduction is split where columns are few.
-    Quantised weights take steps of twice the width, so that as many bytes are on their way, unless 64 rows take the
-    room."""
-    wide = 2 if quantised and rows < 64 else 1
+    wide steps; at more, tiles that the tensor core takes, and the reduction is split where columns are few. itemsize:
+    bytes of a weight. Those of one take steps of twice the width, so that as many bytes are on their way, unless 64
+    rows take the room; those of four at several rows half the width, for the same room."""
+    wide = 2 if itemsize == 1 and rows < 64 else 1
     if rows == 1:
         width = next_power(min(k, 1024 * wide))
         if op == "lm_head":
             # in registers lie running bests besides
             return TileConfig(block=8 // wide, block_k=width, warps=4, per_core=8)
         return TileConfig(block=2 if op == "gate_up" else 4, block_k=width, warps=4)
-    block_k = next(step for step in (128 * wide, 128, 64) if step == 64 or k % step == 0)
+    block_k = 64 if itemsize > 2 else next(step for step in (128 * wide, 128, 64) if step == 64 or k % step == 0)
     if op == "lm_head":
         return TileConfig(block=64, block_k=block_k, stages=3, warps=4, per_core=2)
     if op == "gate_up":

@@ -7,19 +7,18 @@ Next to read: kernels/judge_nodes.py for the tail's first half, graphs.py for wh
 from collections.abc import Mapping
 
 import torch
-import triton
 from torch import Tensor
 
 from pad_engine.device_round import DeviceForest
 from pad_engine.kernels.accept import MAX_ROWS, Relaxation
 from pad_engine.kernels.judge_nodes import empty_judged, judge_nodes
 from pad_engine.kernels.lm_head import Judging
-from pad_engine.kernels.pivot_mlp import TAP_COLUMNS, TailWeights, TapProjection
+from pad_engine.kernels.pivot_mlp import TailWeights, TapProjection
 from pad_engine.kernels.row_stats import empty_parts
 from pad_engine.rules.classifier import LINEAR_JUDGE, SCALARS, Classifier
 from pad_engine.rules.override import Override
 
-MAX_TAP_SPLIT = 32  # parts of the wide projection at most
+MAX_TAP_SPLIT = 8  # parts of the wide projection at most
 
 
 class DeviceJudge:
@@ -54,7 +53,7 @@ class DeviceJudge:
         tap = None
         if self.weights is not None:
             units = len(self.wide)
-            split = min(MAX_TAP_SPLIT, triton.cdiv(self.tap.shape[1], TAP_COLUMNS))
+            split = max(1, min(MAX_TAP_SPLIT, count // units))
             parts = self.tap_parts[: split * units * rows].view(split, units, rows)
             tap = TapProjection(self.tap[:rows], self.wide, parts)
         return Judging(stats, forest.token[:rows], forest.parent[:rows], self.token_logit[:rows], tap)

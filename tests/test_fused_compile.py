@@ -58,7 +58,7 @@ JUDGED: dict[str, Any] = dict.fromkeys(
 
 def kind_of(name: str, weights: str) -> str:
     """The type of a kernel's argument."""
-    if name == "w_ptr":
+    if name == "w_ptr" or (weights == "fp32" and name in HALF):
         return f"*{weights}"
     if name in HALF:
         return "*bf16"
@@ -68,7 +68,8 @@ def kind_of(name: str, weights: str) -> str:
 
 
 def compiled(kernel: Any, values: dict[str, Any], capability: int, warps: int, weights: str = "bf16") -> dict[str, Any]:
-    """What the compiler makes of a kernel for a card. weights: their type, as Triton calls it."""
+    """What the compiler makes of a kernel for a card. weights: their type, as Triton calls it; states are bf16, or as
+    wide as the weights."""
     values = {name: value for name, value in values.items() if name in kernel.arg_names}
     signature = {name: "constexpr" if name in values else kind_of(name, weights) for name in kernel.arg_names}
     # sizes and pointers are multiples of 16, as a launch finds out by itself
@@ -130,8 +131,9 @@ def compile_all() -> list[dict[str, Any]]:
     return found
 
 
-def compile_quantised() -> list[dict[str, Any]]:
-    """Products with weights of one byte, of the larger shape: each kernel once a type, and two for older cards."""
+def compile_other_weights() -> list[dict[str, Any]]:
+    """Products with weights of one byte and of four, of the larger shape: each kernel once a type of one byte, and some
+    for older cards."""
     from pad_engine.kernels.linear_residual import linear_residual_kernel
     from pad_engine.kernels.lm_head import lm_head_kernel
     from pad_engine.kernels.norm_gated import norm_gated_kernel
@@ -147,9 +149,12 @@ def compile_quantised() -> list[dict[str, Any]]:
     }
     cases = [(op, *case) for op in products for case in (("i8", 1, 90), ("fp8e4nv", 16, 90))]
     found = []
-    for op, weights, rows, capability in [*cases, ("down", "i8", 64, 80), ("qkv", "fp8e4nv", 1, 89)]:
+    cases += [("down", "i8", 64, 80), ("qkv", "fp8e4nv", 1, 89), ("gate_up", "fp32", 64, 90)]
+    cases += [(op, "fp32", 64, 89) for op in products]
+    for op, weights, rows, capability in cases:
         kernel, m, k = products[op]
-        config, pdl = default_config(op, rows, m, k, quantised=True), int(capability == 90)
+        config = default_config(op, rows, m, k, 4 if weights == "fp32" else 1)
+        pdl = int(capability == 90)
         values = HEAD_ALONE | JUDGED | dict.fromkeys(["bias_ptr", "logits_ptr", "SOFTCAP"])
         values |= {"ROWS": rows, "PDL": pdl, "NUM_SQUARES": 64, "BLOCK_SQUARES": 64, "ACT": "silu"}
         values |= {"ADD": True, "NORM": rows > 1, "SQUARES": rows > 1}
@@ -168,7 +173,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_every_kernel_fits_its_card(kernels: list[dict[str, Any]]) -> None:
-    assert len(kernels) == 2 * 4 * 5 + 10
+    assert len(kernels) == 2 * 4 * 5 + 15
     assert [kernel for kernel in kernels if kernel["shared"] > SHARED[kernel["capability"]]] == []
 
 
@@ -182,13 +187,15 @@ def test_kernels_wait_and_prefetch_where_the_card_can(kernels: list[dict[str, An
 
 def test_several_rows_run_on_tensor_cores(kernels: list[dict[str, Any]]) -> None:
     for kernel in kernels:
-        assert kernel["tensor_cores"] == (kernel["rows"] > 1 or kernel["kernel"] == "tree_attention_kernel"), kernel
+        several = kernel["rows"] > 1 or kernel["kernel"] == "tree_attention_kernel"
+        # which know no fp32
+        assert kernel["tensor_cores"] == (several and kernel["weights"] != "fp32"), kernel
 
 
 def test_weights_of_one_byte_are_not_converted_one_by_one(kernels: list[dict[str, Any]]) -> None:
-    found = [kernel for kernel in kernels if kernel["weights"] != "bf16" and kernel["capability"] >= 89]
+    found = [kernel for kernel in kernels if kernel["weights"] in ("i8", "fp8e4nv") and kernel["capability"] >= 89]
     assert len(found) == 9 and [kernel for kernel in found if kernel["slow_conversions"]] == []
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_all() + compile_quantised()))
+    print(json.dumps(compile_all() + compile_other_weights()))

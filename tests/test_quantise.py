@@ -255,6 +255,27 @@ def test_launch_parameters_are_those_of_the_weights_type(monkeypatch: pytest.Mon
     monkeypatch.setattr(tuning, "table", lambda card: {"qkv/1/64x4096/int8": tuned})
     cuda = torch.device("cuda")
     assert tuning.tile_config("qkv", 1, 64, 4096, cuda, torch.int8) == tuning.TileConfig(**tuned)
-    for quantised in (None, QUANTISED["fp8"]):
-        config = tuning.tile_config("qkv", 1, 64, 4096, cuda, quantised)
-        assert config.block_k == (1024 if quantised is None else 2048), "as many bytes of a row"
+    for dtype in (torch.bfloat16, QUANTISED["fp8"]):
+        config = tuning.tile_config("qkv", 1, 64, 4096, cuda, dtype)
+        assert config.block_k == (2048 if dtype.itemsize == 1 else 1024), "as many bytes of a row"
+
+
+def test_launch_parameters_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were measured, for weights of two bytes; 32 rows take those of 64 where they have none."""
+    tuned = {"block": 32, "block_k": 256, "stages": 6}
+    attention = {"splits": 8, "chunk": 256}
+    parameters = {"qkv/64/96x4096": tuned, "attention/64/4x2x64": attention, "pass/64/4096": {"release": 2}}
+    monkeypatch.setattr(tuning, "card_name", lambda device: "card")
+    monkeypatch.setattr(tuning, "table", lambda card: parameters)
+    cuda, half = torch.device("cuda"), torch.float16
+    for rows in (32, 64):
+        assert tuning.tile_config("qkv", rows, 96, 4096, cuda, half) == tuning.TileConfig(**tuned)
+        assert tuning.attention_config(rows, 4, 2, 64, cuda) == tuning.AttentionConfig(**attention)
+        assert tuning.release_mode(rows, 4096, cuda) == 2
+    assert tuning.tile_config("qkv", 16, 96, 4096, cuda, half) == tuning.default_config("qkv", 16, 96, 4096)
+    assert tuning.tile_config("qkv", 64, 96, 4096, cuda, torch.float32).block_k == 64, "they would not fit"
+
+
+def test_cards_of_one_chip_share_a_table() -> None:
+    measured = tuning.table("nvidia-h100-80gb-hbm3")
+    assert measured and tuning.table("nvidia-h200") == measured and tuning.table("nvidia-a100-sxm4-80gb") == {}

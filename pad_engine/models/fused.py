@@ -69,7 +69,8 @@ class FusedPass:
 
     def tile(self, op: str, rows: int) -> TileConfig:
         """Launch parameters of one product."""
-        return tile_config(op, rows, *self.shapes[op], self.decoder.device, self.decoder.quantised)
+        decoder = self.decoder
+        return tile_config(op, rows, *self.shapes[op], decoder.device, decoder.quantised or decoder.dtype)
 
     def allocate(self) -> None:
         """Make the buffers that launches of these parameters need."""
