@@ -25,19 +25,24 @@ AHEAD = 4096
 @dataclass(frozen=True)
 class Variant:
     """One way to run a pass. ahead: columns that the products of the layers prefetch, or None for what is best alone:
-    among other kernels, an attention above all, the memory has more time to spare."""
+    among other kernels, an attention above all, the memory has more time to spare. whole: no reduction is split, since
+    the parts meet through memory, which the products behind wait for."""
 
     shape: str
     rows: int
     release: int
     attention: AttentionConfig
     ahead: int | None = None
+    whole: bool = False
 
 
 def variants(shape: str, rows: int, attentions: list[AttentionConfig]) -> list[Variant]:
-    """The best attention with both kinds of release and two prefetches, and the others with the early one."""
+    """The best attention with both kinds of release and two prefetches, and the others with the early one; at several
+    rows also whole reductions."""
     best = attentions[0]
     others = [Variant(shape, rows, LATE, best), Variant(shape, rows, EARLY, best, AHEAD)]
+    if rows > 1:
+        others += [Variant(shape, rows, release, best, whole=True) for release in (EARLY, LATE)]
     return others + [Variant(shape, rows, EARLY, attention) for attention in attentions]
 
 
@@ -60,23 +65,26 @@ class PassCase:
         """What launches a variant."""
         self.forest.fill([DraftTree.chain(list(range(variant.rows)))])
         self.forest.upload()
-        self.passes.tiles = self.tiles | self.reaching(variant)
+        self.passes.tiles = self.tiles | self.changed(variant)
         self.passes.attention[variant.rows] = variant.attention
         self.passes.pdl[variant.rows] = variant.release
         self.passes.allocate()
         return partial(self.passes.launch, variant.rows, self.forest.token, self.forest, self.requests)
 
-    def reaching(self, variant: Variant) -> dict[tuple[str, int], TileConfig]:
-        """The layers' products with the variant's prefetch."""
-        if variant.ahead is None:
-            return {}
+    def changed(self, variant: Variant) -> dict[tuple[str, int], TileConfig]:
+        """The layers' products that the variant runs otherwise."""
         changed = {}
         for op in ("qkv", "out", "gate_up", "down"):
             tile, columns = self.tiles[op, variant.rows], self.passes.shapes[op][1]
-            # every thread asks for 16 bytes at least
-            least = 8 * 32 * tile.warps
-            whole = max(least, next_power(columns) // tile.split_k)
-            changed[op, variant.rows] = replace(tile, prefetch=min(max(variant.ahead, least), whole))
+            if variant.whole and tile.split_k > 1:
+                tile = replace(tile, block=16, split_k=1)  # as many programs as may be
+            if variant.ahead is not None:
+                # every thread asks for 16 bytes at least
+                least = 8 * 32 * tile.warps
+                whole = max(least, next_power(columns) // tile.split_k)
+                tile = replace(tile, prefetch=min(max(variant.ahead, least), whole))
+            if tile != self.tiles[op, variant.rows]:
+                changed[op, variant.rows] = tile
         return changed
 
 
@@ -101,10 +109,10 @@ def best_passes(wanted: list[Variant], report: Callable[[str], None]) -> dict[st
             best[f"pass/{rows}/{config.hidden_size}"] = {"release": winner.release}
             key = f"attention/{rows}/{config.num_heads}x{config.num_kv_heads}x{config.head_dim}"
             best[key] = asdict(winner.attention)
-            for (op, _), tile in case.reaching(winner).items():
+            for (op, _), tile in case.changed(winner).items():
                 best[product_key(op, rows, *case.passes.shapes[op], case.decoder.dtype)] = asdict(tile)
             for time, variant in times:
-                tried = f"release {variant.release}, ahead {variant.ahead}, {variant.attention}"
+                tried = f"release {variant.release}, ahead {variant.ahead}, whole {variant.whole}, {variant.attention}"
                 report(f"pass {shape} {rows}: {time:.4f} ms, {tried}")
             report(f"pass {shape} {rows}: best {milliseconds:.4f} ms")
         del case

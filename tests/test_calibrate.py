@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from pad_engine.training.calibrate import (
     Trial,
     certified,
     check_enough,
+    check_rounding,
     check_target,
     enough,
     fixed_sequence,
@@ -131,6 +133,26 @@ def test_harm_is_paired_by_question_and_nothing_is_decoded_twice(tmp_path: Path)
     assert [name for name, _ in decode.asked] == ["target"] * 40 + ["strict"] * 40 + ["loose"] * 40
     again = Script(lengths)
     assert tested(again) == found and not again.asked
+
+
+@pytest.mark.parametrize(("changed", "warned"), [(3, False), (5, True)])
+def test_harm_by_rounding_alone_is_said(tmp_path: Path, changed: int, warned: bool) -> None:
+    """Lossless speculation that gives other answers to some questions which the target has right. 4 of 40 are a tenth
+    of what may be lost here."""
+    task, limit = Parity(), Limit(0.99, 0.9)
+    questions = draw(task, "calibration", 40, 0)
+    right = {"target": set(range(30)), "greedy": set(range(changed, 30))}
+    lengths = {
+        name: {q.id: 2 + (q.answer if i in good else 1 - q.answer) for i, q in enumerate(questions)}
+        for name, good in right.items()
+    }
+    work = Work(task, Script(lengths), text_of, Results(tmp_path / "r.jsonl", {"a": 1}))
+    both = Setting("target", "greedy", 0), Setting("greedy", "greedy", 8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_rounding(*both, questions, requests_of(task, questions), work, limit)
+    said = [str(one.message) for one in caught]
+    assert bool(said) == warned and all(f"harms {changed} of 40 questions, by rounding" in text for text in said)
 
 
 def test_questions_that_were_used_are_refused_by_name(tmp_path: Path) -> None:

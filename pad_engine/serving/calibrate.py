@@ -83,13 +83,15 @@ def run(
     sequence: dict[float, str], asked: "Sequence[Question]", runner: "Runner", work: "Work", limit: "Limit"
 ) -> "list[Trial]":
     """The settings that were tested and passed. RequestError if none did."""
-    from pad_engine.training.calibrate import certified, run_trials
+    from pad_engine.training.calibrate import certified, check_rounding, run_trials
     from pad_engine.training.evaluate import as_requests
-    from pad_engine.training.settings import TARGET
+    from pad_engine.training.settings import GREEDY, TARGET
 
     settings = {value: runner.setting(spec) for value, spec in sequence.items()}
-    requests = as_requests(asked, work.task, runner.encode)
-    tested = run_trials(runner.setting(TARGET), settings, asked, requests, work, limit)
+    requests, target = as_requests(asked, work.task, runner.encode), runner.setting(TARGET)
+    if runner.target.decoder.dtype.itemsize < 4:
+        check_rounding(target, runner.setting(GREEDY), asked, requests, work, limit)
+    tested = run_trials(target, settings, asked, requests, work, limit)
     for one in tested:
         word = "passed" if one.passed else "failed"
         print(f"{sequence[one.setting]}: {one.harms} of {one.questions} harmed, so at most "

@@ -69,6 +69,27 @@ def run_trials(
     return fixed_sequence(harms(), len(questions), limit)
 
 
+def check_rounding(
+    target: Setting,
+    lossless: Setting,
+    questions: Sequence[Question],
+    requests: Sequence[ForestRequest],
+    work: Work,
+    limit: Limit,
+) -> None:
+    """Warn where lossless speculation itself harms more than a tenth of what is allowed: every setting does so too. To
+    be asked of types narrower than fp32, in which a pass of several rows a sequence rounds otherwise than one of
+    single rows."""
+    reference = answer_all(target, questions, requests, work)
+    harms = sum(harmed(reference, answer_all(lossless, questions, requests, work)))
+    if harms > limit.max_loss * len(questions) / 10:
+        warnings.warn(
+            f"lossless speculation itself harms {harms} of {len(questions)} questions, by rounding in this type alone, "
+            "and so does every setting beside what it relaxes; --dtype float32 rounds far less",
+            stacklevel=2,
+        )
+
+
 def fixed_sequence(harms: Iterable[tuple[float, int]], questions: int, limit: Limit) -> list[Trial]:
     """Test settings in their order up to the first that fails, and ask for no harms beyond it. harms: of each setting
     the number of harmed questions, strict to loose."""
