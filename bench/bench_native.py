@@ -12,7 +12,7 @@ import harness
 import torch
 
 from pad_engine import native, native_accept, sampling
-from pad_engine.kernels.accept import accept_bits_ref, accept_path_ref
+from pad_engine.kernels.accept_path import accept_bits_ref, accept_path_ref
 from pad_engine.kernels.gumbel import gumbel_pick_ref
 from pad_engine.tree import DraftTree, make_forest
 

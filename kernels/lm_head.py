@@ -16,7 +16,7 @@ from torch import Tensor
 from pad_engine.kernels.gumbel import gumbel_noise, gumbel_score
 from pad_engine.kernels.norm_linear import norm_arguments, norm_linear_ref, normed_product
 from pad_engine.kernels.pivot_mlp import TapProjection, project_tap
-from pad_engine.kernels.row_stats import StatParts, add_logit, best_place, grow_top, sum_places, take_top
+from pad_engine.kernels.row_stats import StatParts, best_place, fold_stats, store_stats
 from pad_engine.kernels.row_tiles import (
     OFF,
     inverse_rms,
@@ -85,30 +85,6 @@ def fold_best(logits, token, ok, best, best_id, seed, temperature, position):
     score = tl.where(logits == logits, score, float("inf"))
     better = ok[:, None] & (score > best)
     return tl.where(better, score, best), tl.where(better, token[:, None], best_id), score
-
-
-@triton.jit
-def fold_stats(logits, token, ok, peak, total, weighted, a, a_id, b, b_id, c, c_id):
-    """Fold a tile of logits into the running statistics of every place (row_stats.py)."""
-    z = tl.where(ok[:, None], logits, float("-inf"))
-    peak, total, weighted = add_logit(peak, total, weighted, z)
-    a, a_id, b, b_id, c, c_id = grow_top(a, a_id, b, b_id, c, c_id, z, token[:, None] + tl.zeros_like(a_id))
-    return peak, total, weighted, a, a_id, b, b_id, c, c_id
-
-
-@triton.jit
-def store_stats(values_ptr, ids_ptr, program, peak, total, weighted, a, a_id, b, b_id, c, c_id, ROWS: tl.constexpr):
-    """Leave one part a row of the statistics of all places."""
-    values_ptr += program * (6 * ROWS) + tl.arange(0, ROWS)
-    ids_ptr += program * (3 * ROWS) + tl.arange(0, ROWS)
-    peak, total, weighted = sum_places(peak, total, weighted)
-    tl.store(values_ptr, peak)
-    tl.store(values_ptr + ROWS, total)
-    tl.store(values_ptr + 2 * ROWS, weighted)
-    for place in tl.static_range(3):
-        top, top_id, a, a_id, b, b_id, c, c_id = take_top(a, a_id, b, b_id, c, c_id)
-        tl.store(values_ptr + (3 + place) * ROWS, top)
-        tl.store(ids_ptr + place * ROWS, top_id)
 
 
 @triton.jit
@@ -240,7 +216,7 @@ def lm_head(
     scores: Tensor,
     ids: Tensor,
     logits: Tensor | None,
-    judging: "Judging | None" = None,
+    judging: Judging | None = None,
     *,
     num_tokens: int,
     eps: float,

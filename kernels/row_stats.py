@@ -1,8 +1,7 @@
 """The statistics of a row of logits that acceptance rules use, so that no probabilities need to be kept.
 
 On a GPU the LM head (lm_head.py) folds every tile of logits into running statistics, in one pass (Milakov and
-Gimelshein 2018 for the sum), and each of its programs leaves one part a row; what is here at the end puts the parts
-together.
+Gimelshein 2018 for the sum), and each of its programs leaves one part a row; whole_row puts the parts together.
 """
 
 from typing import NamedTuple
@@ -106,6 +105,30 @@ def sum_places(peak, total, weighted):
     base = tl.where(top == float("-inf"), 0.0, top)
     shrink = tl.exp(peak - base[None, :])
     return top, tl.sum(total * shrink, 0), tl.sum(weighted * shrink, 0)
+
+
+@triton.jit
+def fold_stats(logits, token, ok, peak, total, weighted, a, a_id, b, b_id, c, c_id):
+    """A tile of logits `[BLOCK, ROWS]` into the running statistics of every place."""
+    z = tl.where(ok[:, None], logits, float("-inf"))
+    peak, total, weighted = add_logit(peak, total, weighted, z)
+    a, a_id, b, b_id, c, c_id = grow_top(a, a_id, b, b_id, c, c_id, z, token[:, None] + tl.zeros_like(a_id))
+    return peak, total, weighted, a, a_id, b, b_id, c, c_id
+
+
+@triton.jit
+def store_stats(values_ptr, ids_ptr, program, peak, total, weighted, a, a_id, b, b_id, c, c_id, ROWS: tl.constexpr):
+    """Leave one part a row of the statistics of all places."""
+    values_ptr += program * (6 * ROWS) + tl.arange(0, ROWS)
+    ids_ptr += program * (3 * ROWS) + tl.arange(0, ROWS)
+    peak, total, weighted = sum_places(peak, total, weighted)
+    tl.store(values_ptr, peak)
+    tl.store(values_ptr + ROWS, total)
+    tl.store(values_ptr + 2 * ROWS, weighted)
+    for place in tl.static_range(3):
+        top, top_id, a, a_id, b, b_id, c, c_id = take_top(a, a_id, b, b_id, c, c_id)
+        tl.store(values_ptr + (3 + place) * ROWS, top)
+        tl.store(ids_ptr + place * ROWS, top_id)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The accepted path of each sequence and the token after it: of one tree by libpad, of several by a few operations over
 the rows of all.
 
-Next to read: kernels/accept.py for the meaning, csrc/cpu/accept.cpp for the loops.
+Next to read: kernels/accept_path.py for the meaning, csrc/cpu/accept.cpp for the loops.
 """
 
 from collections.abc import Sequence
@@ -132,7 +132,7 @@ def kept_nodes(forest: Forest, judged: Tensor, score: Tensor) -> npt.NDArray[np.
 def kept_paths(forest: Forest, kept: npt.NDArray[np.bool_]) -> list[list[int]]:
     """For each sequence the rows that are kept with all their ancestors, root first. kept: bool `[N]`, one child of a
     node at most."""
-    ancestor = forest.parent.numpy().copy()
+    kept, ancestor = kept.copy(), forest.parent.numpy().copy()
     # each row knows of twice as many ancestors every time
     while len(rows := np.flatnonzero(ancestor >= 0)):
         kept[rows] &= kept[ancestor[rows]]

@@ -5,7 +5,7 @@
     path   = accept(record, rule)       what stays, and the token after it
     commit = state.commit(path)         tokens, keys and values, finish
 
-Plain decoding is the round with a tree of one node. Next to read: tree.py, verify.py, controller.py.
+Plain decoding is the round with a tree of one node. Next to read: round.py, tree.py, controller.py.
 """
 
 import secrets
@@ -19,27 +19,24 @@ from typing import Any
 
 import torch
 
-from pad_engine.accept import accept
 from pad_engine.captured import Played, draft, play, serves
 from pad_engine.config import SamplingParams
 from pad_engine.controller import Controller
 from pad_engine.costs import CostFile
 from pad_engine.drafters.drafter import Drafter
-from pad_engine.errors import NonFiniteError, RequestError
+from pad_engine.errors import RequestError
 from pad_engine.graphs import Rounds
-from pad_engine.kv_cache import PREFILL_SCRATCH, KVCache, prefill_chunk
-from pad_engine.kv_forest import commit_forest
+from pad_engine.kv_cache import PREFILL_SCRATCH, prefill_chunk
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.fused import unsupported, unsupported_strict
 from pad_engine.output import Delta, Output, Stats, Stopwatch, TokenLogprobs, collect, token_logprobs
 from pad_engine.prompt import Prompt, encode
-from pad_engine.record import Record
+from pad_engine.round import decode_round
 from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.rules.select import RelaxedRule, bind, rule_for
 from pad_engine.state import Commit, State
 from pad_engine.text import TextStream
-from pad_engine.tree import DraftTree
-from pad_engine.verify import prefill, verify
+from pad_engine.verify import prefill
 
 SEQ = 0  # the one sequence of a stream
 OnRound = Callable[[Played], None]
@@ -47,38 +44,6 @@ OnRound = Callable[[Played], None]
 
 class Prefix:
     """A handle of what the cache holds, from Engine.prefill."""
-
-
-def decode_round(
-    target: Decoder,
-    cache: KVCache,
-    rule: AcceptanceRule,
-    states: Sequence[State],
-    trees: Sequence[DraftTree],
-    num_tokens: int,
-    taps: Sequence[int] = (),
-    rounds: Rounds | None = None,
-) -> tuple[list[Commit], Record]:
-    """Verify a forest, one tree a sequence, and commit what each accepted; returns the commits, and what was verified.
-
-    rounds: the captured pass of the target and cache, if there is one.
-
-    NonFiniteError when a sequence's own path leads over a row of logits that is not finite.
-    """
-    record = verify(target, cache, states, trees, num_tokens, taps, rounds)
-    commits, rows = [], []
-    for state, tree, kept in zip(states, trees, accept(record, rule, states, trees), strict=True):
-        if kept.end_token < 0:
-            position = len(state.ids) + len(kept.path) - 2
-            raise NonFiniteError(f"the target's logits after position {position} are not finite", seq=state.seq)
-        commit = state.commit(tree, kept.path, kept.end_token, kept.overridden)
-        if rounds is not None and rounds.strict and not taps:
-            cache.advance(state.seq, [tree.tokens[node] for node in commit.path])  # the rows are in their places
-        else:
-            rows.append((state.seq, commit.path))
-        commits.append(commit)
-    commit_forest(cache, rows)
-    return commits, record
 
 
 class Engine:

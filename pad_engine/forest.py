@@ -18,7 +18,6 @@ import torch
 
 from pad_engine.config import SamplingParams
 from pad_engine.drafters.draft_forest import DraftForest
-from pad_engine.engine import decode_round
 from pad_engine.errors import NonFiniteError, RequestError
 from pad_engine.kv_cache import prefill_chunk
 from pad_engine.loader import load_draft
@@ -26,6 +25,7 @@ from pad_engine.models.decoder import Decoder
 from pad_engine.models.loader import LoadedModel, load_model, memory_need
 from pad_engine.models.memory import Estimate, check
 from pad_engine.prompt import encode
+from pad_engine.round import decode_round
 from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.rules.select import RelaxedRule, bind, rule_for
 from pad_engine.state import Commit, Overridden, State

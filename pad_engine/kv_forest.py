@@ -7,6 +7,7 @@ their last row, and all read as many slots as the longest needs; masks hide the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +18,8 @@ from torch import Tensor
 from pad_engine.kernels.tree_attention import tree_attention_ref
 from pad_engine.kv_cache import KVCache, RowGroup
 
-ALIGNED = (
-    16  # slots read are a multiple of it where the cache has them: masks of other widths are copied by the library
-)
+# slots read are a multiple of it where the cache has them: masks of other widths are copied by the library
+ALIGNED = 16
 EVERYTHING = -2  # all slots hold positions beyond it
 
 
@@ -67,12 +67,14 @@ def place_forest(cache: KVCache, groups: Sequence[RowGroup]) -> ForestPlacement:
     rows = ends - counts + np.minimum(np.arange(longest)[:, None], counts - 1)
     columns = [tokens, lengths[group_of] + depth, seqs[group_of], index * batch + group_of, rows.ravel(), seqs]
     spans = {window: span_of(cache, groups, window, group_of, index, depth) for window in cache.buffers}
-    bounds = [column for span in spans.values() for column in span.bounds]
-    on_device = uploaded([*columns, *bounds], cache.device)
+    on_device = uploaded([*columns, *(bound for span in spans.values() for bound in span.bounds)], cache.device)
     side_by_side = None if longest == 1 else on_device[4]
+    bounds = iter(on_device[len(columns) :])
     views = {
-        window: make_view(cache, window, span.own, span.prefix, on_device[at : at + 5], side_by_side, batch)
-        for at, (window, span) in zip(range(len(columns), len(on_device), 5), spans.items(), strict=True)
+        window: make_view(
+            cache, window, span.own, span.prefix, list(islice(bounds, len(span.bounds))), side_by_side, batch
+        )
+        for window, span in spans.items()
     }
     for group in groups:
         if not group.direct:
@@ -96,13 +98,13 @@ def slice_of(seqs: list[int], indices: Tensor) -> Tensor | slice:
 
 class HostSpan(NamedTuple):
     """What rows see in layers of one window size, on the host. own: bool `[N, R]`, of the R scratch slots before the
-    prefix. prefix: slots of it that are read. bounds: int64 `[N]` each: the slot that a row is written to, how many
-    slots of the prefix it sees, the last position of the prefix, how many slots that fills (at least 1), and the
-    position beyond which keys are in its reach."""
+    prefix. prefix: slots of it that are read. bounds: int64 `[N]` each: the slot that a row is written to, and how many
+    slots of the prefix it sees; with a window also the last position of the prefix, how many slots that fills (at least
+    1), and the position beyond which keys are in the row's reach."""
 
     own: Tensor
     prefix: int
-    bounds: tuple[npt.NDArray[np.int64], ...]
+    bounds: Sequence[npt.NDArray[np.int64]]
 
 
 def span_of(
@@ -120,13 +122,14 @@ def span_of(
     ]
     length, before, in_prefix = np.array(facts)[group_of].T
     filled = length if window is None else np.minimum(length, window)
-    # in the prefix nothing is out of reach
-    reach = np.where((in_prefix == 1) | (window is None), EVERYTHING, length + depth - (window or 0))
-    bounds = (
+    bounds = [
         np.where(in_prefix, cache.scratch + length + index, cache.scratch - 1 - before - index),
-        np.where(in_prefix, length + index + 1, filled), length - 1,
-        np.where(in_prefix, 1, np.maximum(filled, 1)), reach,
-    )  # fmt: skip
+        np.where(in_prefix, length + index + 1, filled),
+    ]
+    if window is not None:
+        # rows that are written to the prefix have all of it in reach
+        reach = np.where(in_prefix, EVERYTHING, length + depth - window)
+        bounds += [length - 1, np.where(in_prefix, 1, np.maximum(filled, 1)), reach]
     behind = np.where(in_prefix, -1, before + index)  # the row's own place in the scratch
     drafted = int(behind.max()) + 1
     # slots run backwards; a chain sees all that is before it, as far as it reaches
@@ -145,6 +148,8 @@ def span_of(
 
 def prefix_read(cache: KVCache, window: int | None, seen: int, drafted: int) -> int:
     """How many slots of the prefix are read, of which some row sees `seen`, beside so many of the scratch."""
+    if len(cache.lengths) == 1:
+        return seen  # a mask hides no NaN, and in the slots behind may be any: see KVCache
     return min(seen + -(seen + drafted) % ALIGNED, cache.buffers[window].shape[-2] - cache.scratch)
 
 
@@ -152,8 +157,7 @@ def make_view(
     cache: KVCache, window: int | None, own: Tensor, prefix: int, bounds: Sequence[Tensor], rows: Tensor | None,
     batch: int,
 ) -> ForestView:  # fmt: skip
-    """The view of rows on the device. own, prefix, bounds: as of HostSpan; of the bounds only the first two matter
-    without a window. rows: as of ForestPlacement."""
+    """The view of rows on the device. own, prefix, bounds: as of HostSpan. rows: as of ForestPlacement."""
     write, seen = bounds[:2]
     places = torch.arange(prefix, device=cache.device)
     visible = places < seen[:, None]

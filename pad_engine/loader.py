@@ -98,6 +98,19 @@ def make_engine(
     )
 
 
+def draft_engine(loaded: LoadedModel, draft: Decoder, shared_tokens: int, depth: int, **options: Any) -> Engine:
+    """make_engine with a draft model that is loaded already, for chains of `depth` tokens, or for none at 0.
+
+    shared_tokens: ids that mean the same to both models. options: those of make_engine that say neither what is drafted
+    nor whether rounds are fused. What the controller measures is not kept for later processes.
+    """
+    spec, device = f"draft-model:depth={depth}" if depth else "none", loaded.decoder.device
+    drafter, _ = make_drafter(
+        spec, "chain", depth + 1, loaded.num_tokens, (draft, shared_tokens), device, on_device=device.type == "cuda"
+    )
+    return make_engine(loaded, drafter=drafter, budget=depth + 1, **options)
+
+
 def signature(decoder: Decoder) -> str:
     """What a decoder's costs depend on."""
     layers = [layer.index for layer in decoder.layers]

@@ -1,6 +1,6 @@
 """libpad's accepted path and commit list: contiguous CPU tensors in, lists out, a few microseconds a call.
 
-csrc/include/pad.h says what each function does; kernels/accept.py is the same in torch.
+csrc/include/pad.h says what each function does; kernels/accept_path.py is the same in torch.
 """
 
 from collections.abc import Sequence

@@ -51,9 +51,9 @@ class Record:
     """A verified forest of N nodes.
 
     logits: fp32 `[N, V]`, raw. processed: the same after penalties, biases and filters, -inf where filtered out (the
-    very same tensor where nothing was asked for). row_pick: int32 `[N]`, the target's own token after each node, -1
-    on the CPU, where the row has none because it is not finite. taps: hidden states `[N, hidden_size]` by layer.
-    q_rows: those of the trees, as of DraftTree. The statistics are computed when a rule first asks for one.
+    very same tensor where nothing was asked for). row_pick: int32 `[N]` on the CPU, the target's own token after
+    each node, -1 where the row has none because it is not finite. taps: hidden states `[N, hidden_size]` by layer.
+    q_rows: those of the trees, as of DraftTree, or none at all. Statistics are computed when a rule first asks for one.
     """
 
     forest: Forest

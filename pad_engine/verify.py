@@ -40,7 +40,7 @@ def prefill(
         part = tokens[start : start + cache.rows_at_once(seq, min(chunk, len(tokens) - start))]
         if rounds is not None and rounds.can_read(seq, len(part)):
             rounds.read(seq, part)
-            start += len(part)
+            hidden, start = torch.empty(0), start + len(part)
             continue
         placement = cache.place([RowGroup(seq, part, range(len(part)), direct=True)])
         hidden, _ = target.forward(placement, cache)
@@ -148,10 +148,10 @@ def verify(
 
 def logits_of(target: Decoder, hidden: Tensor, num_tokens: int) -> Tensor:
     """The logits of rows, fp32 `[N, num_tokens]`; those of a large forest part by part."""
-    parts = hidden.split(rows_at_once(target.config.vocab_size))
-    if len(parts) == 1:
+    count = rows_at_once(target.config.vocab_size)
+    if len(hidden) <= count:
         return target.logits(hidden)[:, :num_tokens]
-    logits = torch.empty(len(hidden), num_tokens, device=hidden.device)
-    for rows, part in zip(logits.split(rows_at_once(target.config.vocab_size)), parts, strict=True):
+    logits = torch.empty(len(hidden), num_tokens, dtype=torch.float32, device=hidden.device)
+    for rows, part in zip(logits.split(count), hidden.split(count), strict=True):
         rows.copy_(target.logits(part)[:, :num_tokens])
     return logits

@@ -13,7 +13,7 @@ from torch import Tensor
 from pad_engine import native, native_accept
 from pad_engine.accept import accept_paths, judged_paths
 from pad_engine.config import SamplingParams
-from pad_engine.kernels.accept import accept_bits_ref
+from pad_engine.kernels.accept_path import accept_bits_ref
 from pad_engine.kv_cache import KVCache
 from pad_engine.record import Record
 from pad_engine.rules.greedy import GREEDY

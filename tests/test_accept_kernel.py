@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pad_engine.config import SamplingParams
 from pad_engine.kernels import accept, accept_path
-from pad_engine.kernels.accept import accept_bits_ref, accept_forest, accept_path_ref
+from pad_engine.kernels.accept import accept_forest
+from pad_engine.kernels.accept_path import accept_bits_ref, accept_path_ref
 from pad_engine.kernels.gumbel import gumbel_pick_ref, gumbel_ref
 from pad_engine.state import State
 from pad_engine.tree import DraftTree, Forest, column, make_forest

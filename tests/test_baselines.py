@@ -10,7 +10,7 @@ from tiny import Make, Oracle, read, some_ids
 from pad_engine import SamplingParams
 from pad_engine.errors import RequestError
 from pad_engine.forest import ForestRequest, make_pair
-from pad_engine.loader import make_drafter, make_engine
+from pad_engine.loader import draft_engine
 from pad_engine.training.baselines import direct, make_any_rule
 from pad_engine.training.evaluate import Setting
 from pad_engine.training.runner import Runner
@@ -96,8 +96,7 @@ def test_kl_is_the_rule_token_by_token(runner: Runner, make_model: Make) -> None
     assert but_last(expected) != but_last(ids_of(runner, "draft", prompts))
     # one stream and its host's draft model give what the forest gives
     setting = runner.setting(spec)
-    drafter, _ = make_drafter("draft-model:depth=4", "chain", 5, 300, (runner.draft, 300), torch.device("cpu"))
-    engine = make_engine(runner.target, drafter=drafter, rule=setting.rule, budget=5, fixed_budget=True)
+    engine = draft_engine(runner.target, runner.draft, 300, 4, rule=setting.rule, fixed_budget=True)
     alone = [engine.generate(prompt, SamplingParams(TOKENS, ignore_eos=True)).token_ids for prompt in prompts]
     assert alone == ids_of(runner, spec, prompts)
 

@@ -17,15 +17,8 @@ from pad_engine import Engine, SamplingParams
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.drafters.draft_model_device import DeviceDraftModel
 from pad_engine.drafters.draft_recipes import WIDTH, Reading, Tree
-from pad_engine.kernels.draft_tree import (
-    best_ref,
-    candidate_count,
-    empty_candidates,
-    keep_nodes,
-    keep_nodes_ref,
-    rank_level,
-    rank_level_ref,
-)
+from pad_engine.kernels.draft_tree import best_ref, candidate_count, empty_candidates, rank_level, rank_level_ref
+from pad_engine.kernels.keep_nodes import keep_nodes, keep_nodes_ref
 from pad_engine.kernels.row_stats import RowStats, StatParts, row_stats_ref
 from pad_engine.loader import load_engine
 from pad_engine.tree import DraftTree, make_forest

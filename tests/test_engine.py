@@ -11,7 +11,7 @@ from tiny import Make, Oracle, edit_config, some_ids, tiny_decoder, tiny_engine
 
 from pad_engine import Engine, SamplingParams
 from pad_engine.drafters.scripted import Scripted
-from pad_engine.engine import decode_round
+from pad_engine.round import decode_round
 from pad_engine.rules.match import MATCH
 from pad_engine.state import State
 from pad_engine.tree import DraftTree

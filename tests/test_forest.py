@@ -75,6 +75,18 @@ def test_answers_are_those_of_the_engine(make_model: Make, family: str, depth: i
     assert check(make_model, family, "auto", depth, mixed(14), batch=4) == 0
 
 
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
+def test_drafts_longer_than_a_window(make_model: Make, family: str) -> None:
+    """A model that drafts for itself is right to the last token, which no longer sees the first drafted ones."""
+    folder, params = make_model(family), SamplingParams(30, ignore_eos=True)
+    pair = make_pair(folder, folder, device="cpu")
+    requests = [ForestRequest(some_ids(n, n), params, n) for n in (2, 6, 13, 30)]
+    plain = {answer.key: answer.token_ids for answer in decode_forest(pair, requests)}
+    for answer in decode_forest(pair, requests, depth=11, batch=3):
+        assert answer.token_ids == plain[answer.key]
+        assert (answer.rounds, answer.accepted_tokens, answer.draft_tokens) == (3, 27, 27)
+
+
 @pytest.mark.parametrize(
     ("rule", "temperature"), [("margin:theta=0.3", 0.0), ("typical:eps=0.01,max-overrides=2,window=9", 0.8)]
 )
@@ -159,6 +171,22 @@ def test_rows_that_are_not_finite(make_model: Make, monkeypatch: pytest.MonkeyPa
         assert {key: answer.token_ids for key, answer in answers.items()} == plain
         # a place that held such a sequence drafts again for the next
         assert [answers[i].draft_tokens > 0 for i in range(5)] == [True, True, False, True, True]
+
+
+def test_nothing_is_read_that_nobody_wrote(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache of one sequence begins as what the memory held before, which may be no numbers."""
+    pair, requests = pair_of(make_model), mixed(6)
+    expected = {one.key: (one.token_ids, one.draft_tokens) for one in decode_forest(pair, requests, depth=DEPTH)}
+    empty = torch.empty
+
+    def littered(*args: Any, **options: Any) -> torch.Tensor:
+        made = empty(*args, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", littered)
+    for batch in (1, 2):
+        found = decode_forest(pair, requests, depth=DEPTH, batch=batch)
+        assert {one.key: (one.token_ids, one.draft_tokens) for one in found} == expected
 
 
 def test_a_draft_model_of_a_shorter_context_and_vocabulary(make_model: Make) -> None:

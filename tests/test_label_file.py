@@ -55,10 +55,11 @@ def test_the_line_at_fault_is_named(tmp_path: Path, broken: str) -> None:
     ("content", "words"),
     [
         (None, "cannot be read"),
-        (b"\xff\xfe\n", "cannot be read"),
+        (b"\xff\xfe\n", "line 1 is no line of labels"),
         (b"", "no first line"),
         (b'{"header": {', "no first line"),
         (b'{"header": 5}\n', "line 1"),
+        (b'{"header": {}}\n\xff\n', "line 2"),
         (line().encode() + b"\n", "line 1"),
     ],
 )

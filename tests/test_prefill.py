@@ -160,6 +160,24 @@ def test_a_prompt_equals_its_reading_through_the_scratch(make_model: Make, optio
     torch.testing.assert_close(second, first, atol=TOLERANCE, rtol=0)
 
 
+def test_what_a_captured_pass_reads_has_no_hidden_state(make_model: Make) -> None:
+    """Not that of a pass before it, either."""
+    decoder, ids = tiny_decoder(make_model("llama")), some_ids(20)
+    cache = decoder.new_cache(capacity=20, scratch=8)
+
+    class Captured:
+        def can_read(self, seq: int, rows: int) -> bool:
+            return rows <= 4
+
+        def read(self, seq: int, tokens: list[int]) -> None:
+            cache.advance(seq, tokens)
+
+    rounds: Any = Captured()
+    with torch.inference_mode():
+        hidden = prefill(decoder, cache, 0, ids, 16, rounds=rounds)
+    assert hidden.shape == (0,) and cache.tokens == [ids]
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_a_prefix_that_is_kept_is_read_on(make_model: Make, family: str) -> None:
     folder, ids, other = make_model(family), some_ids(30), some_ids(8, 1)

@@ -18,9 +18,9 @@ from pad_engine import SamplingParams
 from pad_engine.controller import RoundPlan
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.drafters.ngram import NGram
-from pad_engine.engine import decode_round
 from pad_engine.models.config import parse_config
 from pad_engine.models.decoder import Decoder, expected_tensors
+from pad_engine.round import decode_round
 from pad_engine.rules.match import MATCH
 from pad_engine.rules.rejection import REJECTION, draw, target_probs
 from pad_engine.rules.rule import AcceptanceRule

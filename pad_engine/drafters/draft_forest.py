@@ -50,7 +50,7 @@ class DraftForest:
             read = tokens[: room[state.seq] - 1]  # the last one was not
             self.cache.claim(RowGroup(state.seq, read, range(len(read))))
             if tokens:
-                if q_rows is not None and len(q_rows) > len(tokens) + 1:
+                if q_rows is not None and len(q_rows) > len(tokens) + 1:  # most are whole, and a view costs time
                     q_rows = q_rows[: len(tokens) + 1]
                 trees[state.seq] = DraftTree([state.root, *tokens], list(range(-1, len(tokens))), q_rows=q_rows)
         return list(trees.values())

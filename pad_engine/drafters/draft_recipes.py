@@ -14,7 +14,8 @@ from torch import Tensor
 from pad_engine.device_round import DeviceForest, DeviceRequests, SequenceState
 from pad_engine.kernels.accept import MAX_ROWS
 from pad_engine.kernels.draft_chain import begin_draft, take_draft
-from pad_engine.kernels.draft_tree import candidate_count, empty_candidates, keep_nodes, rank_level
+from pad_engine.kernels.draft_tree import candidate_count, empty_candidates, rank_level
+from pad_engine.kernels.keep_nodes import keep_nodes
 from pad_engine.kernels.lm_head import Judging
 from pad_engine.kernels.row_stats import TOP, empty_parts
 from pad_engine.models.fused import row_pad

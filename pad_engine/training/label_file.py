@@ -1,7 +1,7 @@
 """The file that `pad label` writes, as training reads it: JSON lines, a header first. Next to read: features.py."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,27 +29,40 @@ class Label:
 
 
 def read_labels(path: Path) -> tuple[dict[str, Any], list[Label]]:
-    """The header and the labels. A last line that a killed run left unfinished is passed over; RequestError names the
-    file and the line of anything else."""
+    """The header and the labels. RequestError as of read_lines."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        held = path.read_bytes()
+    except OSError as error:
         raise RequestError(f"the labels {path} cannot be read: {error}", "make them with `pad label`") from error
-    lines = text.split("\n")[:-1]
     labels: list[Label] = []
-    header = None
-    for number, line in enumerate(lines, 1):
+
+    def take(line: bytes, record: Mapping[str, Any]) -> None:
+        if "done" not in record:
+            labels.append(as_label(record))
+
+    return read_lines(path, held, take), labels
+
+
+def read_lines(path: Path, held: bytes, take: Callable[[bytes, Mapping[str, Any]], None]) -> dict[str, Any]:
+    """The header of a file's bytes. `take` is given every line after it, as it stands and as what it holds, and refuses
+    one by a ValueError, KeyError or TypeError.
+
+    A last line that a killed run left unfinished is passed over; RequestError names the file and the line of anything
+    else that is none of labels.
+    """
+    header: dict[str, Any] | None = None
+    for number, line in enumerate(held[: held.rfind(b"\n") + 1].splitlines(keepends=True), 1):
         try:
             record = json.loads(line)
-            if number == 1:
+            if header is None:
                 header = dict(record["header"])
-            elif "done" not in record:
-                labels.append(as_label(record))
+            else:
+                take(line, record)
         except (ValueError, KeyError, TypeError) as error:
             raise RequestError(f"{path}, line {number} is no line of labels: {error!r}") from error
     if header is None:
         raise RequestError(f"{path} holds no labels: it has no first line", "make them with `pad label`")
-    return header, labels
+    return header
 
 
 def as_label(record: Mapping[str, Any]) -> Label:

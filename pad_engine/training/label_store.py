@@ -11,6 +11,7 @@ from typing import Any
 
 from pad_engine.errors import RequestError
 from pad_engine.files import write_file
+from pad_engine.training.label_file import read_lines
 from pad_engine.training.results import check_header
 
 SHARD = "shard"
@@ -66,27 +67,18 @@ def merge_labels(out: Path, parts: Sequence[Path]) -> int:
 
 
 def whole_questions(path: Path, held: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The header of a file's bytes, and the lines of every question that was finished. RequestError names the line that
-    is none of labels; a last one without its end is left out."""
-    header: dict[str, Any] = {}
+    """The header of a file's bytes, and the lines of every finished question. RequestError as of read_lines."""
     questions: dict[str, bytes] = {}
     lines: list[bytes] = []
-    for number, line in enumerate(held[: held.rfind(b"\n") + 1].splitlines(keepends=True), 1):
-        try:
-            record = json.loads(line)
-            if number == 1:
-                header = dict(record["header"])
-                continue
-            question = str(record["question"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise RequestError(f"{path}, line {number} is no line of labels: {error!r}") from error
+
+    def take(line: bytes, record: Mapping[str, Any]) -> None:
+        question = str(record["question"])
         lines.append(line)
         if "done" in record:
             questions[question] = b"".join(lines)
-            lines = []
-    if not header:
-        raise RequestError(f"{path} holds no labels: it has no first line", "make them with `pad label`")
-    return header, questions
+            lines.clear()
+
+    return read_lines(path, held, take), questions
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pad_engine.errors import RequestError
 from pad_engine.forest import ForestAnswer, ForestRequest, Pair, decode_forest
-from pad_engine.loader import make_drafter, make_engine
+from pad_engine.loader import draft_engine
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.loader import LoadedModel
 from pad_engine.prompt import encode
@@ -85,12 +85,7 @@ class Runner:
         """Answer requests one by one by the engine, whose controller decides how much is drafted, after one that is not
         timed. Prefill is left out."""
         loaded = self.pair_of(setting).target
-        drafter, _ = make_drafter(
-            f"draft-model:depth={setting.depth}" if setting.depth else "none", "chain", setting.depth + 1,
-            loaded.num_tokens, (self.draft, self.pair.shared_tokens), loaded.decoder.device,
-            on_device=loaded.decoder.device.type == "cuda",
-        )  # fmt: skip
-        engine = make_engine(loaded, drafter=drafter, rule=setting.rule, budget=setting.depth + 1)
+        engine = draft_engine(loaded, self.draft, self.pair.shared_tokens, setting.depth, rule=setting.rule)
         engine.generate(requests[0].prompt, requests[0].params)
         outputs = [engine.generate(request.prompt, request.params).stats for request in requests]
         tokens, seconds = (

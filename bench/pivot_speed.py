@@ -1,0 +1,116 @@
+"""Tokens a second of a pair of pairs.py under relaxed rules, over plain decoding: as it is, and both models widened.
+
+    python bench/pivot_speed.py --pairs-dir pairs --pair mixed --classifier pivot-mixed.safetensors --out h100 \\
+        --rules "pivot:sigma=0.2; pivot:sigma=0.5; margin:form=gap,m=0.05"
+
+One stream, temperature 0, questions of the test split. Widening (pad_engine/models/widen.py) keeps the function, so
+acceptance is that of the pair up to rounding, and gives steps the cost of the shapes: target 8b, draft model 1b. What
+the rules do to answers is measured on many questions at once by pivot_study.py.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import harness
+import torch
+from pivot_study import SEEDS, TASKS
+from shapes import SHAPES, shape_config
+from widened import roomy
+
+from pad_engine.forest import ForestRequest, Pair, make_pair
+from pad_engine.models.widen import widen
+from pad_engine.rules.classifier import PIVOT_MLP, load_classifier
+from pad_engine.training.evaluate import as_requests, draw
+from pad_engine.training.runner import Runner
+from pad_engine.training.settings import GREEDY, TARGET, named
+from pad_engine.training.tasks.select import make_task
+
+MAX_LENGTH = 1024
+
+
+def wide_classifier(path: Path, hidden_size: int, folder: Path) -> Path:
+    """The classifier for a widened target: the hidden dimensions that are new weigh nothing."""
+    narrow = load_classifier(path, PIVOT_MLP)
+    weight = narrow.weights["hidden.weight"]
+    wide = torch.zeros(len(weight), hidden_size)
+    wide[:, : narrow.hidden_size] = weight
+    place = folder / path.name
+    replace(narrow, hidden_size=hidden_size, weights=narrow.weights | {"hidden.weight": wide}).save(place)
+    return place
+
+
+def wide_pair(pair: Pair, target_shape: str, draft_shape: str) -> Pair:
+    """Both models in larger shapes, with as many layers as they have at least."""
+    assert pair.draft is not None
+    layers = len(pair.target.decoder.layers), len(pair.draft.layers)
+    shapes = [
+        roomy(shape_config(name, MAX_LENGTH), n) for name, n in zip((target_shape, draft_shape), layers, strict=True)
+    ]
+    return replace(pair, target=widen(pair.target, shapes[0]), draft=widen(pair.draft, shapes[1]))
+
+
+def with_classifier(spec: str, classifier: Path) -> str:
+    """A spec of the pivot rule with its file; others as they are."""
+    name, _, rest = spec.partition(":")
+    return f"pivot:model={classifier},{rest}" if name == "pivot" else spec
+
+
+def measure(
+    pair: Pair, requests: Sequence[ForestRequest], specs: Sequence[str], classifier: Path, depth: int
+) -> dict[str, dict[str, Any]]:
+    """Plain decoding, greedy verification and each rule, by their specs without the classifier's file."""
+    assert pair.draft is not None
+    runner = Runner(pair, pair.draft, depth)
+    found: dict[str, dict[str, Any]] = {}
+    for spec in dict.fromkeys((TARGET, GREEDY, *specs)):
+        speed = runner.speed(runner.setting(with_classifier(spec, classifier)), requests)
+        rounds = speed["tokens"] / speed["tokens_per_round"]
+        plain = found.get(TARGET, speed)
+        found[spec] = speed | {
+            "ms_per_round": 1000 * speed["seconds"] / rounds,
+            "over_plain": speed["tokens_per_second"] / plain["tokens_per_second"],
+        }
+        print(spec, found[spec], flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--pairs-dir", type=Path, required=True, help="what pairs.py made")
+    parser.add_argument("--pair", choices=list(TASKS), default="mixed")
+    parser.add_argument("--model", default="smollm2-135m", help="base of the target: short name or folder")
+    parser.add_argument("--classifier", type=Path, required=True)
+    parser.add_argument("--rules", required=True, help="RULE; RULE; ..., pivot without its file")
+    parser.add_argument("--shapes", nargs=2, choices=list(SHAPES), default=["8b", "1b"], help="of target and draft")
+    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--out", required=True, help="folder of results/ for this card, h100 for instance")
+    args = parser.parse_args()
+    pair = make_pair(
+        args.model, args.pairs_dir / f"drafter-{args.pair}", adapters=[args.pairs_dir / "target"], device=args.device,
+        dtype=args.dtype, max_length=MAX_LENGTH,
+    )  # fmt: skip
+    assert pair.draft is not None
+    task, specs = make_task(TASKS[args.pair]), named(args.rules)
+    questions = draw(task, "test", args.questions, SEEDS["test"])
+    requests = as_requests(questions, task, Runner(pair, pair.draft, args.depth).encode)
+    found: dict[str, Any] = {"pair": args.pair, "depth": args.depth, "shapes": args.shapes}
+    with torch.inference_mode():
+        found["narrow"] = measure(pair, requests, specs, args.classifier, args.depth)
+        name = f"pivot-speed-{args.pair}"
+        harness.save(name, found, args.out)
+        with tempfile.TemporaryDirectory() as folder:
+            wide = wide_pair(pair, *args.shapes)
+            classifier = wide_classifier(args.classifier, wide.target.decoder.config.hidden_size, Path(folder))
+            found["wide"] = measure(wide, requests, specs, classifier, args.depth)
+    print(harness.save(name, found, args.out))
+
+
+if __name__ == "__main__":
+    main()
