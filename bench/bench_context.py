@@ -40,19 +40,13 @@ def round_ms(rig: Rig, context: int, nodes: int, replays: int) -> float:
     return median(found)
 
 
-def measure(
-    rig: Rig, contexts: list[int], nodes: list[int], replays: int, read_rate: float | None
-) -> list[dict[str, Any]]:
-    """One line for each pair. read_rate: TB/s; None where there is no limit to compare with."""
+def measure(rig: Rig, context: int, nodes: list[int], replays: int, read_rate: float) -> list[dict[str, Any]]:
+    """One line for each number of nodes. read_rate: TB/s."""
     rows = []
-    for context in contexts:
-        for count in nodes:
-            milliseconds = round_ms(rig, context, count, replays)
-            row: dict[str, Any] = {"context": context, "nodes": count, "ms": round(milliseconds, 5)}
-            if read_rate is not None:
-                row |= rated(milliseconds, rig.limit_ms(context, read_rate))
-            rows.append(row)
-            print(row, flush=True)
+    for count in nodes:
+        milliseconds = round_ms(rig, context, count, replays)
+        rows.append({"context": context, "nodes": count} | rated(milliseconds, rig.limit_ms(context, read_rate)))
+        print(rows[-1], flush=True)
     return rows
 
 
@@ -72,10 +66,12 @@ def main() -> None:
         read_rate = harness.read_rate()
         length = max(args.contexts) + 64 * (args.replays + WARM + 1)  # if every round were accepted whole
         rig = Rig(args.shape, length=length, device=torch.device("cuda"))
-        rows = measure(rig, args.contexts, args.nodes, args.replays, read_rate)
-    harness.save_csv(f"context-{args.shape}", rows, args.out)
-    found = {"shape": args.shape, "read_tb_s": round(read_rate, 4), "rounds": rows}
-    print(harness.save(f"context-{args.shape}", found, args.out))
+        rows: list[dict[str, Any]] = []
+        for context in args.contexts:  # a run that is stopped leaves those that it came to
+            rows += measure(rig, context, args.nodes, args.replays, read_rate)
+            harness.save_csv(f"context-{args.shape}", rows, args.out)
+            found = {"shape": args.shape, "read_tb_s": round(read_rate, 4), "rounds": rows}
+            print(harness.save(f"context-{args.shape}", found, args.out), flush=True)
 
 
 if __name__ == "__main__":

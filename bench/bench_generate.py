@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import harness
 import questions
 from compare import capture_all, compare
 from peers import decode_seconds, generates, load_transformers
+from resume import Parts, measure_parts
 
 from pad_engine import Engine, SamplingParams
 from pad_engine.loader import make_engine
@@ -69,7 +69,8 @@ def over_transformers(loaded: LoadedModel, plain: Engine, ids: list[int], args: 
         runs["plain"].append(plain.generate(ids, params).stats.decode_seconds)
     ratio = median(runs["transformers"]) / median(runs["plain"])
     seconds = {name: [round(value, 4) for value in values] for name, values in runs.items()}
-    return {"seconds": seconds, "plain over transformers": round(ratio, 3)}
+    print("plain over transformers", round(ratio, 3), flush=True)
+    return {"seconds": seconds, "over transformers": round(ratio, 3)}
 
 
 def measure(loaded: LoadedModel, plain: Engine, drafter: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -110,11 +111,12 @@ def main() -> None:
     edit = questions.encoded(loaded, questions.edit_messages())
     capture_all(plain, edit)
     name = Path(args.model).stem
-    results: dict[str, Any] = {"model": name, "dtype": args.dtype, "tokens": args.tokens, "trees": args.trees}
-    results |= over_transformers(loaded, plain, edit, args)
-    print(results, flush=True)
-    results["drafters"] = {drafter: measure(loaded, plain, drafter, args) for drafter in args.drafters}
-    print(harness.save(f"generate-{name}-{args.device}-{args.dtype}", results, args.out))
+    facts = {"model": name, "dtype": args.dtype, "tokens": args.tokens, "trees": args.trees}
+    parts: Parts = {
+        **{("drafters", one): lambda _, one=one: measure(loaded, plain, one, args) for one in args.drafters},
+        ("plain",): lambda _: over_transformers(loaded, plain, edit, args),
+    }
+    measure_parts(f"generate-{name}-{args.device}-{args.dtype}", facts, parts, args.out)
 
 
 if __name__ == "__main__":

@@ -3,28 +3,35 @@
     python bench/bench_round.py --pairs 8b+1b 1b+1b:4 --out h100      # 1b:4 is the 1b shape with 4 layers
 
 Random weights, and a draft model that agrees with the target as often as --force-tokens-per-round says (forced.py); the
-rounds are those of real use. docs/performance.md defines each figure.
+rounds are those of real use. docs/performance.md defines each figure. What a stopped run has measured, the next one
+does not measure again (resume.py).
 """
 
 import argparse
 import gc
+import multiprocessing
 import os
+from itertools import product
 from typing import Any
 
 import harness
 import torch
-from bench_step import CONTEXT, compile_all, rated
+from bench_step import CONTEXT, CUDA, rated
 from forced import pair
+from resume import Parts, measure_parts
 from rig import Rig
-from round_parts import Size, budget_row, draft_loop, drafted, fresh_ms, plain_request
+from round_parts import Size, budget_row, draft_loop, drafted, fresh_ms, plain_request, prompt
+
+from pad_engine.models.fused import row_pad
 
 LENGTH = 4096
-BUDGETS = (4, 8, 16, 32, 64)
+BUDGETS = (1, 4, 8, 16, 32, 64)
 TEMPERATURES = (0.0, 1.0)
 FORCED = {"1b+1b:4": 3.77}  # tokens a round, where nothing else is asked for
 OTHERS = 3.5
 # of the request at 3.5 tokens a round: 500 rounds
-SIZES = {False: Size(replays=50, rounds=200, tokens=1750), True: Size(replays=10, rounds=50, tokens=200)}
+SIZES = {False: Size(replays=30, rounds=50, tokens=1750), True: Size(replays=10, rounds=20, tokens=200)}
+ONCE = Size(replays=1, rounds=1, tokens=1)
 
 
 def parse_pair(text: str) -> tuple[str, str, int | None]:
@@ -36,38 +43,63 @@ def parse_pair(text: str) -> tuple[str, str, int | None]:
     return target, draft, int(layers) if layers else None
 
 
-def measure(
+def parts_of(
     text: str, asked: float, depths: list[int], budgets: list[int], size: Size, device: torch.device,
     dtype: torch.dtype = torch.bfloat16, read_rate: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """All figures of a pair. read_rate: TB/s; None where there is no limit to compare with."""
+) -> Parts:  # fmt: skip
+    """All figures of a pair, those that requests are judged by first. read_rate: TB/s; None where there is no limit to
+    compare with."""
     names = parse_pair(text)
     target, draft, lengths = pair(*names, asked, min(depths), LENGTH, device, dtype)
     rig, small = (Rig(names[i], length=LENGTH, device=device, decoder=d) for i, d in enumerate((target, draft)))
-    found: dict[str, Any] = {"pair": text, "context": CONTEXT, "asked_tokens_per_round": asked}
-    steps = {name: fresh_ms(r, r.rounds.queue_plain, size.replays) for name, r in (("target", rig), ("draft", small))}
-    found["plain"] = {name: {"ms": round(ms, 5)} for name, ms in steps.items()}
-    if read_rate is not None:
-        found["read_tb_s"] = round(read_rate, 4)
-        limits = {"target": rig.limit_ms(CONTEXT, read_rate), "draft": small.limit_ms(CONTEXT, read_rate)}
-        found["plain"] = {name: rated(ms, limits[name]) for name, ms in steps.items()}
-        found["limit_ms"] = {name: round(limit, 5) for name, limit in limits.items()}
-    show(text, found)
-    found["draft"] = draft_loop(rig, draft, depths, size)
-    found["draft"]["step_over_plain"] = round(found["draft"]["step_ms"] / steps["draft"], 4)
-    show("draft", found["draft"])
-    found["budgets"] = [budget_row(rig, nodes, t, size) for nodes in budgets for t in TEMPERATURES]
-    show("budgets", found["budgets"])
-    found["plain_requests"] = [plain_request(rig, t, size) for t in TEMPERATURES]
-    show("plain requests", found["plain_requests"])
-    found["drafted"] = [drafted(rig, draft, depth, lengths, t, size) for depth in depths for t in TEMPERATURES]
-    show("drafted", found["drafted"])
-    return found
+    runs = list(product(depths, TEMPERATURES))
+    return {
+        ("plain",): lambda _: {name: plain(r, size, read_rate) for name, r in (("target", rig), ("draft", small))},
+        ("draft",): lambda _: draft_loop(rig, small, depths, size),
+        ("drafted",): lambda _: [show(drafted(rig, draft, depth, lengths, t, size)) for depth, t in runs],
+        ("budgets",): lambda _: [show(budget_row(rig, nodes, t, size)) for nodes in budgets for t in TEMPERATURES],
+        ("plain_requests",): lambda _: [show(plain_request(rig, t, size)) for t in TEMPERATURES],
+    }
 
 
-def show(name: str, part: object) -> None:
-    """A part as soon as it is measured."""
-    print(name, part, flush=True)
+def plain(rig: Rig, size: Size, read_rate: float | None) -> dict[str, float]:
+    """A plain step."""
+    milliseconds = fresh_ms(rig, rig.rounds.queue_plain, size.replays)
+    if read_rate is None:
+        return show({"ms": round(milliseconds, 5)})
+    limit = rig.limit_ms(CONTEXT, read_rate)
+    return show(rated(milliseconds, limit) | {"limit_ms": round(limit, 5), "read_tb_s": round(read_rate, 4)})
+
+
+def show(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, printed as soon as it is measured."""
+    print(row, flush=True)
+    return row
+
+
+def compile_part(job: tuple[str, int, list[int]]) -> None:
+    """In a process of its own: compile what a shape's rounds of so many nodes need, or, of none, its steps as a draft
+    model. One layer is measured once, so nothing that the measurement launches is left out."""
+    shape, nodes, depths = job
+    with torch.inference_mode():
+        rig = Rig(shape, length=LENGTH, device=CUDA, num_layers=1)
+        if not nodes:
+            draft_loop(rig, rig, depths, ONCE)
+            return
+        if nodes == 1:
+            rig.first_token(prompt(rig.vocab))
+        budget_row(rig, nodes, 0.0, ONCE)
+
+
+def compile_all(pairs: list[str], depths: list[int], budgets: list[int], workers: int) -> None:
+    """All that the pairs need, several kernels at a time."""
+    parsed = [parse_pair(text) for text in pairs]
+    drafting = dict.fromkeys((draft, 0) for _, draft, _ in parsed)
+    nodes = {row_pad(count): count for count in (1, max(depths) + 1, *budgets)}.values()
+    verifying = dict.fromkeys((target, count) for target, _, _ in parsed for count in nodes)
+    jobs = [(*job, depths) for job in (*drafting, *verifying)]
+    with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs))) as pool:
+        pool.map(compile_part, jobs, chunksize=1)
 
 
 def main() -> None:
@@ -82,18 +114,18 @@ def main() -> None:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("torch sees no GPU")
-    shapes = list(dict.fromkeys(name for text in args.pairs for name in parse_pair(text)[:2]))
-    compile_all(shapes, args.budgets, args.workers)
+    compile_all(args.pairs, args.depths, args.budgets, args.workers)
     with torch.inference_mode():
         read_rate = harness.read_rate()
         for text in args.pairs:
             gc.collect()
             torch.cuda.empty_cache()
             asked = args.force_tokens_per_round or FORCED.get(text, OTHERS)
-            cuda = torch.device("cuda")
-            found = measure(text, asked, args.depths, args.budgets, SIZES[args.quick], cuda, read_rate=read_rate)
             name = f"round-{text.replace('+', '-').replace(':', '-')}"
-            print(harness.save(name, found, args.out))
+            facts = {"pair": text, "context": CONTEXT, "asked_tokens_per_round": asked}
+            sizes = args.depths, args.budgets, SIZES[args.quick]
+            # the parts are held by nobody else: their models make room for the next pair's
+            measure_parts(name, facts, parts_of(text, asked, *sizes, CUDA, read_rate=read_rate), args.out)
 
 
 if __name__ == "__main__":

@@ -86,8 +86,9 @@ def save(name: str, result: dict[str, Any], folder: str) -> Path:
     path = RESULTS / folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"command": command(), "environment": environment(), **result}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return path
+    whole = path.with_name(f"{path.name}.part")  # a run that is stopped while it writes leaves the file before it
+    whole.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return whole.replace(path)
 
 
 def save_csv(name: str, rows: Sequence[Mapping[str, Any]], folder: str) -> Path:

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import harness
 import questions
 import torch
 from compare import capture_all
 from forced import segment_lengths, wrong_after
 from peers import DEPTH, Job, our_engine, our_models, shape_of
+from resume import Parts, measure_parts
 from rig import SEED, random_ids
 from shapes import shape_config
 
@@ -101,12 +101,14 @@ def long_answer(engine: Engine, prompt: list[int], tokens: int) -> list[dict[str
     """One answer, by tenths of its tokens. A tenth ends with a round."""
     tenths: list[dict[str, Any]] = []
     part: list[Played] = []
+    done = 0
 
     def watch(played: Played) -> None:
+        nonlocal done
         part.append(played)
-        emitted = sum(len(one.commit.tokens) for one in part)
-        done = sum(one["tokens"] for one in tenths) + emitted
+        done += len(played.commit.tokens)
         if done * TENTHS >= tokens * (len(tenths) + 1):
+            emitted = sum(len(one.commit.tokens) for one in part)
             accepted = sum(one.commit.accepted for one in part)
             milliseconds = sum(one.draft_ms + one.verify_ms for one in part)
             tenths.append(tenth(emitted, accepted, len(part), milliseconds))
@@ -137,19 +139,24 @@ def job_of(args: argparse.Namespace) -> Job:
     return Job(args.model, args.draft_model, [], args.tokens, length, args.device, args.dtype, tuple(wrong))
 
 
-def measure(engine: Engine, prompts: Sequence[list[int]], args: argparse.Namespace) -> dict[str, Any]:
+def parts_of(engine: Engine, prompts: Sequence[list[int]], args: argparse.Namespace) -> Parts:
     """Both runs, and the card around them."""
-    capture_all(engine, prompts[0])
-    cards = [card_state()]
-    requests = many_requests(engine, prompts, args.requests, args.request_tokens)
-    cards.append(card_state())
     room = min(args.tokens, engine.max_length - len(prompts[0]) - 1)
-    answer = long_answer(engine, prompts[0], room)
-    cards.append(card_state())
+
+    def requests(_: object) -> dict[str, Any]:
+        tenths = many_requests(engine, prompts, args.requests, args.request_tokens)
+        return {"count": args.requests, "growth_mb": growth(tenths), "tenths": tenths}
+
+    def answer(_: object) -> dict[str, Any]:
+        tenths = long_answer(engine, prompts[0], room)
+        return {"tokens": room, "growth_mb": growth(tenths), "tenths": tenths}
+
     return {
-        "requests": {"count": args.requests, "growth_mb": growth(requests), "tenths": requests},
-        "answer": {"tokens": room, "growth_mb": growth(answer), "tenths": answer},
-        "card": dict(zip(("start", "middle", "end"), cards, strict=True)),
+        ("card", "start"): lambda _: card_state(),
+        ("requests",): requests,
+        ("card", "middle"): lambda _: card_state(),
+        ("answer",): answer,
+        ("card", "end"): lambda _: card_state(),
     }
 
 
@@ -174,9 +181,9 @@ def main(arguments: list[str] | None = None) -> None:
     engine = our_engine(args.drafter, loaded, draft, fixed_budget=shape_of(args.model) is not None)
     prompts = prompts_of(loaded, args.questions, args.request_tokens)
     name = Path(args.model).stem.replace(":", "-")
-    found: dict[str, Any] = {"model": args.model, "drafter": args.drafter, "draft_model": args.draft_model}
-    found |= measure(engine, prompts, args)
-    print(harness.save(f"long-{name}-{args.drafter.partition(':')[0]}", found, args.out))
+    facts = {"model": args.model, "drafter": args.drafter, "draft_model": args.draft_model}
+    capture_all(engine, prompts[0])
+    measure_parts(f"long-{name}-{args.drafter.partition(':')[0]}", facts, parts_of(engine, prompts, args), args.out)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from rig import Letters
 from shapes import LLAMA, random_weights, shape_config, shape_sizes
 
 from pad_engine import Engine, SamplingParams
-from pad_engine.loader import make_drafter, make_engine, self_layers
+from pad_engine.loader import draft_engine, make_engine, self_layers
 from pad_engine.models.decoder import Decoder, expected_tensors
 from pad_engine.models.loader import LoadedModel, load_model
 from pad_engine.models.sources import resolve
@@ -90,10 +90,7 @@ def our_engine(drafter: str, loaded: LoadedModel, draft: Decoder, depth: int = D
     """An engine with a drafter by its name; "draft-model" is the model given, and not one on disk."""
     if drafter != "draft-model":
         return make_engine(loaded, drafter=drafter, **options)
-    count, device = loaded.num_tokens, draft.device
-    spec = f"{drafter}:depth={depth}"
-    made, _ = make_drafter(spec, "chain", depth + 1, count, (draft, count), device, device.type == "cuda")
-    return make_engine(loaded, drafter=made, budget=depth + 1, **options)
+    return draft_engine(loaded, draft, loaded.num_tokens, depth, **options)
 
 
 def answers(engine: Engine) -> Decode:
@@ -180,7 +177,6 @@ def generates(model: Any, **options: Any) -> Decode:
     """Greedy `model.generate` of exactly so many new ids."""
     model.generation_config.eos_token_id = None  # only the length ends an answer
 
-    @torch.inference_mode()
     def decode(ids: list[int], count: int) -> list[int]:
         prompt = torch.tensor([ids], device=model.device)
         out = model.generate(
@@ -248,8 +244,15 @@ def run(peer: str, job: Job) -> dict[str, Any]:
     start = time.perf_counter()
     decode(longest, job.tokens)  # also makes a static cache as large as it will be
     first = time.perf_counter() - start
-    found = [decode(ids, job.tokens) for ids in job.prompts]
-    seconds = [decode_seconds(decode, ids, job.tokens) for ids in job.prompts]
+    found: list[list[int]] = []
+
+    def kept(ids: list[int], count: int) -> list[int]:
+        answer = decode(ids, count)
+        if count == job.tokens:
+            found.append(answer)
+        return answer
+
+    seconds = [decode_seconds(kept, ids, job.tokens) for ids in job.prompts]
     rate = job.tokens * len(seconds) / sum(seconds)
     return {
         "tokens_per_second": round(rate, 2),

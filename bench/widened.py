@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import harness
 import torch
 from bench_generate import groups
 from compare import capture_all, compare
 from peers import our_engine
+from resume import Parts, measure_parts
 from shapes import SHAPES, shape_config
 
 from pad_engine import SamplingParams
@@ -47,20 +47,17 @@ def roomy(shape: ModelConfig, layers: int) -> ModelConfig:
 
 
 def measure(
-    target: LoadedModel, draft: Decoder, drafters: Sequence[str], prompts: Prompts, depth: int, turns: int
+    drafter: str, target: LoadedModel, draft: Decoder, prompts: Prompts, depth: int, turns: int
 ) -> dict[str, Any]:
-    """Each drafter over plain decoding on each group."""
-    plain = our_engine("none", target, draft)
+    """A drafter over plain decoding on each group."""
+    plain, fast = our_engine("none", target, draft), our_engine(drafter, target, draft, depth)
     first = next(iter(prompts.values()))[0][0]
-    capture_all(plain, first)
+    for engine in (plain, fast):
+        capture_all(engine, first)
     found: dict[str, Any] = {}
-    for drafter in drafters:
-        fast = our_engine(drafter, target, draft, depth)
-        capture_all(fast, first)
-        found[drafter] = {}
-        for group, (ids, params) in prompts.items():
-            found[drafter][group] = compare(plain, fast, ids, params, turns).to_dict()
-            print(drafter, group, found[drafter][group], flush=True)
+    for group, (ids, params) in prompts.items():
+        found[group] = compare(plain, fast, ids, params, turns).to_dict()
+        print(drafter, group, found[group], flush=True)
     return found
 
 
@@ -103,17 +100,19 @@ def main() -> None:
     with torch.inference_mode():
         target, draft = wide_pair(loaded, kept, *shapes)
     name = Path(args.model).stem
-    found: dict[str, Any] = {
+    known = {
         "model": name,
         "target": facts(args.target_shape, target.decoder, len(loaded.decoder.layers)),
         "draft model": f"{args.draft_model}: {facts(args.draft_shape, draft, len(kept))}",
         "tokens": args.tokens,
-        "answers equal to the narrow model's": same_answers(loaded, target, draft, prompts),
     }
-    found["wide"] = measure(target, draft, args.drafters, prompts, args.depth, args.turns)
-    narrow = loaded.decoder.with_layers(kept)
-    found["narrow"] = measure(loaded, narrow, args.drafters, prompts, args.depth, args.turns)
-    print(harness.save(f"widened-{name}-{args.target_shape}-{args.draft_shape}", found, args.out))
+    pairs = {"wide": (target, draft), "narrow": (loaded, loaded.decoder.with_layers(kept))}
+    parts: Parts = {
+        (size, one): lambda _, one=one, pair=pair: measure(one, *pair, prompts, args.depth, args.turns)
+        for size, pair in pairs.items()
+        for one in args.drafters
+    } | {("answers equal to the narrow model's",): lambda _: same_answers(loaded, target, draft, prompts)}
+    measure_parts(f"widened-{name}-{args.target_shape}-{args.draft_shape}", known, parts, args.out)
 
 
 if __name__ == "__main__":

@@ -40,3 +40,30 @@ def test_one_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
     assert count.read_text() == "x"
     every.run_all({"good": commands["good"]}, tmp_path / "logs", again=True)
     assert count.read_text() == "xx"
+
+
+def test_none_is_started_when_the_time_is_over(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    commands = {name: ([sys.executable, "-c", "import time; time.sleep(0.3)"], 60) for name in ("first", "second")}
+    assert every.run_all(commands, logs, False, minutes=0.2 / 60) == {"first": "done", "second": "not started"}
+    assert every.run_all(commands, logs, False, minutes=0.2 / 60) == {"first": "done before", "second": "done"}
+
+
+def test_nothing_that_a_benchmark_starts_outlives_its_limit(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    code = f"""
+import subprocess, sys
+process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open({str(child)!r}, "w").write(str(process.pid))
+process.wait()
+"""
+    assert every.run([sys.executable, "-c", code], 3, tmp_path / "log") == "took more than 3 s"
+    state = Path(f"/proc/{child.read_text()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_the_summary_has_figures_and_outcomes(tmp_path: Path) -> None:
+    text = every.summary({"step": "done", "tail": "not started"}, ["peers needs --questions"], tmp_path / "none")
+    assert text.splitlines()[-3:] == ["peers needs --questions", "step: done", "tail: not started"]
+    rows = every.summary({}, [], BENCH / "results" / "h100").splitlines()
+    assert any(row.startswith("| h100 | plain step, 8B shape |") for row in rows)

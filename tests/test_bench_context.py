@@ -23,7 +23,7 @@ def test_every_pair_is_timed_at_its_context(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(bench.harness, "busy_ms", busy_ms)
     with torch.inference_mode():
-        rows = bench.measure(one, [5, 9], [1, 3], 7, read_rate=1.0)
+        rows = [row for context in (5, 9) for row in bench.measure(one, context, [1, 3], 7, read_rate=1.0)]
     assert [(row["context"], row["nodes"]) for row in rows] == [(5, 1), (5, 3), (9, 1), (9, 3)]
     assert lengths == [5, 5, 9, 9] and all(row["ms"] == 7.0 for row in rows)
     longer, shorter = rows[2]["over_limit"], rows[0]["over_limit"]

@@ -56,10 +56,16 @@ def test_results_are_compared_and_failures_are_lines(job: Any, monkeypatch: pyte
         return subprocess.CompletedProcess(command, int(failed), out, "Traceback\nValueError: no such peer\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    found = bench.compare(["pad plain", "pad ngram", "transformers eager", "flashspec"], job, 7)
+    found: dict[str, Any] = {}
+    for peer in ("pad plain", "pad ngram", "transformers eager", "flashspec"):
+        found[peer] = bench.result(peer, job, 7, {"peers": found})
+    answers = [found[peer].pop("answers") for peer in ("pad plain", "pad ngram")]
+    assert len(answers[0]) == len(answers[1]) == 1 and answers[0] != answers[1]
+    assert found["pad plain"]["over_pad_plain"] == 1 and found["pad plain"]["equal_answers"] == "1 of 1"
     assert found["pad ngram"] | {"seconds": None} == {
         "tokens_per_second": 150.0, "seconds": None, "over_pad_plain": 1.5, "equal_answers": "0 of 1"
     }  # fmt: skip
+    assert "over_pad_plain" not in bench.result("pad ngram", job, 7, {"peers": {"pad plain": {"error": "failed"}}})
     assert found["transformers eager"] == {"error": "ValueError: no such peer"}
     assert found["flashspec"] == {"error": "took more than 7 s"}
 

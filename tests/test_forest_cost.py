@@ -141,6 +141,8 @@ def test_divergence_is_the_sum_over_tokens(monkeypatch: pytest.MonkeyPatch, entr
         else:
             expected.append(sum(float(a * (a / b).log()) for a, b in zip(p[:4], q.double(), strict=True) if a > 0))
     assert found == pytest.approx(expected)
+    undrawn = Record(make_forest(trees, [0, 1, 2]), logits, logits, picks, {}).divergence
+    assert undrawn == [float("inf")] * 6
 
 
 def test_judged_numbers_move_bit_by_bit() -> None:

@@ -10,7 +10,7 @@ import sys
 import triton
 from test_gumbel_kernel import noise_kernel
 
-from pad_engine.kernels import accept, draft_chain, draft_tree, gumbel, kv_commit, ngram_lookup
+from pad_engine.kernels import accept, draft_chain, draft_tree, gumbel, keep_nodes, kv_commit, ngram_lookup
 
 
 def compile_all() -> None:
@@ -38,7 +38,7 @@ def compile_all() -> None:
         (draft_chain.begin_draft_kernel, words, begin),
         (draft_chain.take_draft_kernel, rows, take),
         (draft_tree.rank_level_kernel, level_types, level),
-        (draft_tree.keep_nodes_kernel, level_types | words, keep),
+        (keep_nodes.keep_nodes_kernel, level_types | words, keep),
     ]:
         pointer = {name: types.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in kernel.arg_names}
         signature = {name: "constexpr" if name in values else kind for name, kind in pointer.items()}

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pad_engine.kernels.accept import accept_bits_ref, accept_path_ref
+from pad_engine.kernels.accept_path import accept_bits_ref, accept_path_ref
 from pad_engine.tree import DraftTree, make_forest, mask_bits, to_int64
 
 

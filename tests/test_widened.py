@@ -47,8 +47,8 @@ def test_answers_are_counted(loaded: LoadedModel) -> None:
     target, draft = pair(loaded)
     assert widened.same_answers(loaded, target, draft, {"all": (PROMPTS, PARAMS)}) == "3 of 3"
     assert widened.same_answers(loaded, replace(target, decoder=draft), draft, {"all": (PROMPTS, PARAMS)}) != "3 of 3"
-    found = widened.measure(target, draft, ["ngram"], {"all": (PROMPTS[:1], PARAMS)}, 3, 1)
-    assert found["ngram"]["all"]["equal answers"] == "1 of 1"
+    found = widened.measure("ngram", target, draft, {"all": (PROMPTS[:1], PARAMS)}, 3, 1)
+    assert found["all"]["equal answers"] == "1 of 1"
 
 
 def test_a_shape_gets_the_layers_that_the_model_has(loaded: LoadedModel) -> None:
