@@ -1,15 +1,17 @@
-"""Commands of `pad` as processes of their own, several at a time, that may be stopped and gone on with.
+"""Commands, of `pad` for the most part, as processes of their own: several at a time, that may be stopped and gone on
+with.
 
 A job has a log, and a mark once it is done. What fails or runs out of time is a line, and the others go on; the same
-call later does what is left. Next to read: pivot_study.py.
+call later does what is left. Next to read: pivot_study.py, pairs.py.
 """
 
 import json
 import os
 import re
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
@@ -28,8 +30,8 @@ DONE, AGAIN = "done", "not done yet"
 
 @dataclass(frozen=True)
 class Job:
-    """name: of its log and its mark. command: what follows `pad`, or in one text why there is nothing to run; it is
-    asked for when all that the job needs is done. needs: names of jobs. verdict: a line of the log that makes of a
+    """name: of its log and its mark. command: what follows the program, or in one text why there is nothing to run; it
+    is asked for when all that the job needs is done. needs: names of jobs. verdict: a line of the log that makes of a
     failure a result. alone: whether nothing may run beside it."""
 
     name: str
@@ -65,11 +67,23 @@ def write_mark(folder: Path, name: str, mark: Mark) -> str:
 
 
 class Queue:
-    """Jobs on their way. folder: of logs and marks. at_once: how many run at the same time at most. found: what became
+    """Jobs on their way. folder: of logs and marks. at_once: how many run at the same time at most. program: that they
+    are commands of, `pad` if none is named. environment: what theirs has beside this process's own. found: what became
     of each by its name."""
 
-    def __init__(self, jobs: Sequence[Job], folder: Path, at_once: int) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        folder: Path,
+        at_once: int,
+        program: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.waiting, self.folder, self.at_once = list(jobs), folder, at_once
+        self.program = list(program or PAD)
+        # several processes share the processor's cores
+        threads = str(max(1, len(os.sched_getaffinity(0)) // at_once))
+        self.environment = {"OMP_NUM_THREADS": threads, **os.environ, **(environment or {})}
         self.running: dict[str, tuple[Job, Popen[bytes], list[str]]] = {}
         self.found: dict[str, str] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,12 +134,9 @@ class Queue:
         if isinstance(command, str):
             self.settle(job.name, write_mark(self.folder, job.name, Mark(command, [])))
             return
-        # several processes share the processor's cores
-        threads = str(max(1, len(os.sched_getaffinity(0)) // self.at_once))
         with self.log_of(job.name).open("wb") as log:
             process = Popen(
-                [*PAD, *words], stdin=DEVNULL, stdout=log, stderr=STDOUT,
-                env={"OMP_NUM_THREADS": threads, **os.environ},
+                [*self.program, *words], stdin=DEVNULL, stdout=log, stderr=STDOUT, env=self.environment
             )  # fmt: skip
         self.running[job.name] = job, process, words
 
@@ -164,6 +175,11 @@ class Queue:
         """Keep what became of a job, and say it."""
         self.found[name] = outcome
         print(f"{name}: {outcome}", flush=True)
+
+
+def stop_on_sigterm() -> None:
+    """Leave as on Ctrl-C, so that what runs is stopped too; it is gone on with the next time."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def verdict_of(job: Job, log: str) -> str | None:

@@ -1,48 +1,65 @@
 """The study of pivots on the pairs of pairs.py: labels, classifiers, calibrated rules, and all of them tested.
 
-    python bench/pivot_study.py all --pairs-dir pairs --out h100 --jobs 4
+    python bench/pivot_study.py all --pairs-dir pairs --out h100 --jobs 6
     python bench/pivot_study.py label --pairs-dir pairs --out h100 --only mixed --minutes 8
 
-Stages: label, train, calibrate, eval (the certified setting of each rule, and its own distribution without
-speculation), sweep (settings from strict to loose), speed (one stream), summary, all. Each is a number of `pad`
-commands (jobs.py). A call takes the minutes it is given and little more, and the same call goes on where it stopped.
-`summary` makes results/<out>/pivot-<pair>.json and .svg of what there is. Next to read: pivot_summary.py.
+Stages: label (in shards), train, base (target, draft model, greedy verification), calibrate, eval (the certified
+setting of each rule, and its own distribution without speculation), sweep (settings from strict to loose), speed (one
+stream), summary, all. Each is a number of `pad` commands (jobs.py), those of the classifier first. A call takes the
+minutes it is given and little more, and the same call goes on where it stopped. `summary` makes
+results/<out>/pivot-<pair>.json and .svg of what there is.
+
+All is decoded in fp32. In bf16 a pass over several drafted tokens rounds otherwise than one over a single token: greedy
+verification then departs from the target's ids, which harms some questions by itself and makes pivots of tokens that
+are none. That would be counted against every rule and learnt by the classifier. --tf32 lets matrix products round to
+ten bits, which is quicker and departs less often than bf16; the summary says how often. Next to read: pivot_summary.py.
 """
 
 import argparse
 import json
 import re
-import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from jobs import AGAIN, DONE, Job, Queue
-from pivot_summary import summarise
+from jobs import AGAIN, DONE, Job, Queue, stop_on_sigterm
+from pivot_summary import FACTS, read_facts, summarise
 
+from pad_engine.files import write_json
 from pad_engine.training.settings import GREEDY, sweep_of, with_setting
 
 # the third of all texts that a question is from depends on its text alone, so the three steps share none; pairs.py
 # trains on seed 1000, which has no text in common with the labels' seed
 SEEDS = {"train": 1, "calibration": 2, "test": 3}
 TASKS = {"easy": "word-problems:digits=1", "hard": "word-problems", "mixed": "word-problems"}
-# without the option that is calibrated. typical: at its usual delta of 0.3 all eps from 0.3 on are one rule
+
+
+@dataclass(frozen=True)
+class Rule:
+    """spec: without the option that is calibrated. settings: its values, strict to loose, to calibrate and to sweep.
+    ends: swept only, as nothing can be calibrated there."""
+
+    spec: str
+    settings: tuple[float, ...]
+    ends: tuple[float, ...] = ()
+
+
+# a setting costs as much as decoding all questions anew, so there are few of them
 RULES = {
-    "pivot": "pivot:model={classifier}",
-    "gap": "margin:form=gap",
-    "entropy": "entropy",
-    "kl": "kl",
-    "typical": "typical:delta=1",
-    "random": "random",
+    "pivot": Rule("pivot:model={classifier}", (0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5, 0.7), ends=(0.0, 1.0)),
+    "gap": Rule("margin:form=gap", (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)),
+    "entropy": Rule("entropy", (2.8, 2.5, 2.3, 2.2, 2.1, 2.0, 1.8, 1.0, 0.5)),
+    "kl": Rule("kl", (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)),
+    # at its usual delta of 0.3 all eps from 0.3 on are one rule; at 1 all from 0.5 on, which a second token never has
+    "typical": Rule("typical:delta=1", (0.5, 0.45, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)),
+    "random": Rule("random", (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)),
 }
-# settings ahead of the sweeps of training/settings.py, where the strictest of these may do too much harm
-STRICTER = {"pivot": (0.002, 0.005, 0.01, 0.02), "gap": (0.01, 0.02), "random": (0.002, 0.005, 0.01, 0.02)}
-ENDS = {"pivot": (0.0, 1.0)}  # swept only: nothing is calibrated there
 TIMED = ("pivot", "gap", "typical")  # the engine's own rules; the others are there to be compared with
 PUBLISHED = 0.5  # sigma of the paper's headline speed
-STAGES = ("label", "train", "calibrate", "eval", "sweep", "speed")
+SWEEPS = 3  # jobs of a rule's sweep, each with some settings of all strengths
+STAGES = ("label", "train", "base", "calibrate", "eval", "sweep", "speed")
+TF32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}  # in the environment of `pad`
 REFUSED = re.compile(r"nothing can be certified: .*|the target alone has .* any rule would pass")
 
 
@@ -64,6 +81,11 @@ class Study:
         adapter = str(args.pairs_dir / "target")
         return ["--model", args.model, "--adapter", adapter, "--device", args.device, "--dtype", args.dtype]
 
+    @property
+    def shards(self) -> range:
+        """The numbers of the labels' shards."""
+        return range(1, self.args.label_shards + 1)
+
     def asked(self, split: str, questions: int) -> list[str]:
         """The options of the pair and of its questions."""
         return [
@@ -74,11 +96,7 @@ class Study:
 
     def rule(self, name: str) -> str:
         """The spec of a rule without a setting."""
-        return RULES[name].format(classifier=self.place("pivot-{pair}.safetensors"))
-
-    def sequence(self, name: str) -> list[float]:
-        """The settings of a rule that are calibrated, strict to loose."""
-        return [*STRICTER.get(name, ()), *sweep_of(self.rule(name)).values]
+        return RULES[name].spec.format(classifier=self.place("pivot-{pair}.safetensors"))
 
     def spec(self, name: str, value: float) -> str:
         """A rule with a setting."""
@@ -89,10 +107,21 @@ class Study:
         place = self.place(f"calibrate-{{pair}}-{name}.json")
         return str(json.loads(place.read_text(encoding="utf-8"))["rule"]) if place.is_file() else None
 
-    def label(self) -> list[str]:
-        """`pad label`."""
-        args, out = self.args, str(self.place("label-{pair}.jsonl"))
-        return ["label", *self.asked("train", args.label_questions), "--labeller", args.labeller, "--out", out]
+    def labels_of(self, number: int) -> str:
+        """The file of a shard's labels."""
+        return str(self.place(f"label-{{pair}}-{number}-of-{self.args.label_shards}.jsonl"))
+
+    def label(self, number: int) -> list[str]:
+        """`pad label` of a shard."""
+        return [
+            "label", *self.asked("train", self.args.label_questions), "--labeller", self.args.labeller,
+            "--shard", f"{number}/{self.args.label_shards}", "--out", self.labels_of(number),
+        ]  # fmt: skip
+
+    def merge(self) -> list[str]:
+        """`pad merge-labels`."""
+        parts = [self.labels_of(number) for number in self.shards]
+        return ["merge-labels", str(self.place("label-{pair}.jsonl")), *parts]
 
     def train(self) -> list[str]:
         """`pad train pivot`."""
@@ -104,7 +133,7 @@ class Study:
         args = self.args
         return [
             "calibrate", *self.asked("calibration", args.questions), "--depth", str(args.depth),
-            "--rule", self.rule(name), "--settings", ",".join(f"{value:g}" for value in self.sequence(name)),
+            "--rule", self.rule(name), "--settings", ",".join(f"{value:g}" for value in RULES[name].settings),
             "--max-loss", str(args.max_loss), "--confidence", str(args.confidence),
             "--out", str(self.place(f"calibrate-{{pair}}-{name}.jsonl")),
         ]  # fmt: skip
@@ -125,25 +154,26 @@ class Study:
         if (spec := self.certified(name)) is None:
             return "nothing certified"
         apart = str(self.place(f"calibrate-{{pair}}-{name}.jsonl"))
-        return self.tested(name, [spec], "--direct", "--apart", apart)
+        return self.tested(f"test-{{pair}}-{name}.jsonl", [spec], "--direct", "--apart", apart)
 
-    def sweep(self, name: str) -> list[str]:
-        """A rule from strict to loose."""
-        return self.tested(name, self.sweep_specs(name))
+    def sweep(self, name: str, number: int) -> list[str]:
+        """A part of a rule's settings."""
+        return self.tested(f"sweep-{{pair}}-{name}-{number}.jsonl", self.sweep_specs(name)[number - 1 :: SWEEPS])
 
     def sweep_specs(self, name: str) -> list[str]:
         """The settings that are calibrated, and the ends of what there are."""
-        return [self.spec(name, value) for value in sorted({*self.sequence(name), *ENDS.get(name, ())})]
+        rule = RULES[name]
+        return [self.spec(name, value) for value in (*rule.settings, *rule.ends)]
 
-    def tested(self, name: str, specs: Sequence[str], *more: str) -> list[str]:
-        """Settings of a rule, into the file of its answers. That begins as a copy of the base's, which saves decoding
-        these for each rule again."""
-        place, base = self.place(f"test-{{pair}}-{name}.jsonl"), self.place("base-{pair}.jsonl")
+    def tested(self, out: str, specs: Sequence[str], *more: str) -> list[str]:
+        """Settings of a rule, into a file of answers. That begins as a copy of the base's, which saves decoding these
+        again and again."""
+        place, base = self.place(out), self.place("base-{pair}.jsonl")
         if not place.exists():
             part = place.with_suffix(".part")
             part.write_bytes(base.read_bytes())
             part.replace(place)
-        return self.evaluate(place.name, specs, self.args.questions, *more)
+        return self.evaluate(out, specs, self.args.questions, *more)
 
     def speed(self) -> list[str]:
         """One stream at a time: the certified settings, and the one of the paper's figure."""
@@ -155,19 +185,43 @@ class Study:
         """The jobs of each stage."""
         pair = self.pair
         label, train, base = f"label-{pair}", f"train-{pair}", f"base-{pair}"
+        shards = {f"{label}-{number}": partial(self.label, number) for number in self.shards}
         found: dict[str, list[Job]] = {stage: [] for stage in STAGES}
-        found["label"] += [Job(label, self.label)]
+        found["label"] += [Job(name, command) for name, command in shards.items()]
+        found["label"] += [Job(label, self.merge, tuple(shards))]
         found["train"] += [Job(train, self.train, (label,))]
-        found["eval"] += [Job(base, self.base)]
+        found["base"] += [Job(base, self.base)]
         for name in RULES:
             made = (train,) if name == "pivot" else ()
-            calibrate, test = f"calibrate-{pair}-{name}", f"eval-{pair}-{name}"
+            calibrate = f"calibrate-{pair}-{name}"
             found["calibrate"] += [Job(calibrate, partial(self.calibrate, name), made, REFUSED)]
-            found["eval"] += [Job(test, partial(self.eval, name), (base, calibrate))]
-            found["sweep"] += [Job(f"sweep-{pair}-{name}", partial(self.sweep, name), (test,))]
+            found["eval"] += [Job(f"eval-{pair}-{name}", partial(self.eval, name), (base, calibrate))]
+            found["sweep"] += [
+                Job(f"sweep-{pair}-{name}-{number}", partial(self.sweep, name, number), (base, *made))
+                for number in range(1, SWEEPS + 1)
+            ]
         needs = (train, *(f"calibrate-{pair}-{name}" for name in TIMED))
         found["speed"] += [Job(f"speed-{pair}", self.speed, needs, alone=True)]
         return found
+
+
+def in_order(studies: Sequence[Study], stages: Sequence[str]) -> list[Job]:
+    """The jobs of all pairs, stage by stage, and in each those of the classifier's rule first."""
+    per_pair = [study.jobs() for study in studies]
+    by_stage = [[job for found in per_pair for job in found[stage]] for stage in stages]
+    return [job for jobs in by_stage for job in sorted(jobs, key=lambda job: "-pivot" not in job.name)]
+
+
+def begin(args: argparse.Namespace) -> dict[str, str]:
+    """The environment of the jobs. What rounds otherwise is not to be mixed, and the answers' own headers do not tell
+    it, so the work folder does; SystemExit if it was begun the other way."""
+    args.work.mkdir(parents=True, exist_ok=True)
+    if not (args.work / FACTS).is_file():
+        write_json(args.work / FACTS, {"environment": TF32 if args.tf32 else {}})
+    environment = read_facts(args.work)
+    if bool(environment) != args.tf32:
+        raise SystemExit(f"{args.work} was begun with{'' if environment else 'out'} --tf32: name another --work")
+    return environment
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -179,19 +233,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("bench-logs/pivot"), help="folder of labels, answers, logs")
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), help="pairs")
     parser.add_argument("--minutes", type=float, default=8.0, help="of this call")
-    parser.add_argument("--jobs", type=int, default=1, help="commands at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="commands at the same time; 6 fill 80 GB")
     parser.add_argument("--model", default="smollm2-135m", help="base of the target: short name or folder")
     parser.add_argument("--labeller", choices=["greedy", "pad"], default="greedy")
-    parser.add_argument("--label-questions", type=int, default=2000)
+    parser.add_argument("--label-questions", type=int, default=3000)
+    parser.add_argument("--label-shards", type=int, default=4, help="jobs that a pair's labels are shared out to")
     parser.add_argument("--tap-layers", default="20,23,26", help="the best by validation is taken")
     parser.add_argument("--questions", type=int, default=4000, help="to calibrate on, and to test on")
     parser.add_argument("--time", type=int, default=20, help="questions that are timed")
     parser.add_argument("--max-loss", type=float, default=0.02)
     parser.add_argument("--confidence", type=float, default=0.95)
     parser.add_argument("--depth", type=int, default=8, help="drafted tokens a round")
-    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=384)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="float32", help="what narrower ones do is said above")
+    parser.add_argument("--tf32", action="store_true", help="let matrix products round to ten bits")
     return parser.parse_args(arguments)
 
 
@@ -200,9 +256,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     studies = [Study(pair, args) for pair in args.only]
     stages = STAGES if args.stage == "all" else [stage for stage in STAGES if stage == args.stage]
-    per_pair = [study.jobs() for study in studies]
-    jobs = [job for stage in stages for found in per_pair for job in found[stage]]
-    found = Queue(jobs, args.work, args.jobs).run(60 * args.minutes)
+    found: dict[str, str] = {}
+    if stages:
+        queue = Queue(in_order(studies, stages), args.work, args.jobs, environment=begin(args))
+        found = queue.run(60 * args.minutes)
     if args.stage in ("summary", "all"):
         for study in studies:
             summarise(study.pair, list(RULES), SEEDS, args)
@@ -211,11 +268,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     more = [f"{len(left)} jobs are left: {', '.join(left)}; run the same command again"] if left else []
     print("\n".join([*failed, *more]) or DONE)
     return int(bool(failed or left))
-
-
-def stop_on_sigterm() -> None:
-    """Leave as on Ctrl-C, so that what runs is stopped too; it is gone on with the next time."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The study of pivots in one call: its commands, its queue of processes, and its figures, on tiny pairs."""
+"""The study of pivots in one call: its commands, their order, and its figures, on tiny pairs."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,8 +26,8 @@ jobs, study, summary = (bench_module(name) for name in ("jobs", "pivot_study", "
 HERE = Path(__file__).parent
 TASK = "evaluating:Parity"
 OPTIONS = [
-    "--only", "mixed", "--questions", "30", "--label-questions", "40", "--max-loss", "0.25", "--confidence", "0.8",
-    "--tap-layers", "0,1", "--depth", "4", "--batch", "8", "--time", "2", "--device", "cpu",
+    "--only", "mixed", "--questions", "30", "--label-questions", "40", "--label-shards", "2", "--max-loss", "0.25",
+    "--confidence", "0.8", "--tap-layers", "0,1", "--depth", "4", "--batch", "8", "--time", "2", "--device", "cpu",
 ]  # fmt: skip
 
 
@@ -47,12 +47,14 @@ def call(make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 class InProcess:
-    """`pad` without another process: over when it has begun. ran: the commands so far."""
+    """`pad` without another process: over when it has begun. ran: the commands so far; environment: of the last."""
 
     ran: ClassVar[list[str]] = []
+    environment: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, command: Sequence[str], stdout: Any, **_: Any) -> None:
+    def __init__(self, command: Sequence[str], stdout: Any, env: dict[str, str], **_: Any) -> None:
         self.ran.append(command[len(jobs.PAD)])
+        self.environment.update(env)
         result = CliRunner().invoke(app, command[len(jobs.PAD) :])
         stdout.write(result.output.encode())
         self.code = result.exit_code
@@ -62,16 +64,17 @@ class InProcess:
 
 
 # typical as loose as this keeps nearly everything, and does harm at once
-VALUES = {"pivot": [0.05, 0.3], "gap": [0.05, 0.3], "typical": [0.001]}
+VALUES = {"pivot": (0.05, 0.3), "gap": (0.05, 0.3), "typical": (0.002, 0.001)}
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Three rules of few settings, in this process; gives the commands that run."""
     monkeypatch.setattr(jobs, "Popen", InProcess)
-    monkeypatch.setattr(study, "RULES", {name: study.RULES[name] for name in VALUES})
-    monkeypatch.setattr(study.Study, "sequence", lambda self, name: VALUES[name])
+    monkeypatch.setattr(study, "RULES", {name: replace(study.RULES[name], settings=VALUES[name]) for name in VALUES})
+    monkeypatch.setattr(study, "SWEEPS", 2)
     InProcess.ran.clear()
+    InProcess.environment.clear()
     return InProcess.ran
 
 
@@ -82,17 +85,17 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     code = study.main(["all", *call])
     out = capsys.readouterr().out
     assert code == 0 and out.endswith("\ndone\n"), out
-    assert sorted(quick) == ["calibrate"] * 3 + ["eval"] * 7 + ["label", "train"]
+    assert sorted(quick) == ["calibrate"] * 3 + ["eval"] * 10 + ["label"] * 2 + ["merge-labels", "train"]
     text = Path("results/pivot-mixed.json").read_text()
     found, base = json.loads(text), Path("work/base-mixed.jsonl").read_bytes()
     assert str(tmp_path) not in text and str(tmp_path.parent) not in text and "work/" not in text
     by_name = {one["setting"]: one for one in found["settings"]}
     certified = found["certified"]
-    assert certified["typical"]["none"].startswith("nothing can be certified: the strictest setting, 0.001, harms")
+    assert certified["typical"]["none"].startswith("nothing can be certified: the strictest setting, 0.002, harms")
     assert "| typical: nothing can be certified" in out
     for name in ("pivot", "gap"):
         lines = Path(f"work/test-mixed-{name}.jsonl").read_bytes()
-        assert lines.startswith(base)  # not decoded again
+        assert lines.startswith(base) and Path(f"work/sweep-mixed-{name}-2.jsonl").read_bytes().startswith(base)
         spec = certified[name]["rule"]
         assert {spec, f"direct {spec}"} <= by_name.keys() and f"| {spec} |" in out
         one, path = by_name[spec], Path("work/pivot-mixed.safetensors")
@@ -105,14 +108,36 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
         assert found["speeds"][spec]["questions"] == found["speeds"]["target"]["questions"] == 2
     sigma = {value: by_name[f"pivot:model=pivot-mixed.safetensors,sigma={value}"] for value in ("0", "1")}
     assert (sigma["0"]["same_as_target"], sigma["0"]["overrides"]) == (30, 0)
+    assert found["greedy_as_target"] == by_name["greedy"]["same_as_target"] == 30  # in fp32
+    assert (found["run"]["dtype"], found["run"]["tf32"]) == ("float32", False)
+    assert "the target's ids for 30 questions, in float32." in out
     assert sigma["1"]["mean_accept_length"] > by_name["greedy"]["mean_accept_length"]
     assert "pivot:model=pivot-mixed.safetensors,sigma=0.5" in found["speeds"]
     assert list(found["families"]) == ["pivot:model=pivot-mixed.safetensors", "margin:form=gap", "typical:delta=1"]
-    assert found["labels"]["labels"] > found["labels"]["pivots"] > 0 and found["classifier"]["tap_layer"] in (0, 1)
+    assert [len(sweep) for sweep in found["families"].values()] == [4, 2, 2]
+    assert found["labels"]["questions"] == 40 and found["labels"]["labels"] > found["labels"]["pivots"] > 0
+    assert found["classifier"]["tap_layer"] in (0, 1)
     assert found["commands"]["calibrate-mixed-gap"].startswith("pad calibrate --task evaluating:Parity --model ")
     quick.clear()
     assert study.main(["all", *call]) == 0 and not quick
-    assert "label-mixed: done before" in capsys.readouterr().out
+    assert "label-mixed-2: done before" in capsys.readouterr().out
+
+
+def test_tf32_is_of_all_jobs_or_of_none(call: list[str], quick: list[str]) -> None:
+    """The jobs have it in their environment, the figures say so, and other answers do not come among them."""
+    assert study.main(["base", *call, "--tf32"]) == 0 and quick == ["eval"]
+    assert InProcess.environment.items() >= study.TF32.items() and len(study.TF32) == 1
+    with pytest.raises(SystemExit, match="work was begun with --tf32: name another --work"):
+        study.main(["base", *call])
+    assert study.main(["summary", *call]) == 0 and quick == ["eval"]  # needs not be told
+    found = json.loads(Path("results/pivot-mixed.json").read_text())
+    assert found["run"]["tf32"] and found["greedy_as_target"] == 30
+    (variable,) = study.TF32
+    assert found["commands"]["base-mixed"].startswith(f"{variable}=1 pad eval ")
+    InProcess.environment.clear()
+    assert study.main(["base", *call, "--work", "other"]) == 0 and variable not in InProcess.environment
+    with pytest.raises(SystemExit, match="other was begun without --tf32"):
+        study.main(["base", *call, "--work", "other", "--tf32"])
 
 
 def test_what_fails_is_a_line_and_is_tried_again(
@@ -123,82 +148,60 @@ def test_what_fails_is_a_line_and_is_tried_again(
     assert study.main(["all", *call]) == study.main(["label", *call]) == 1
     out = capsys.readouterr().out
     # what needs no labels is tried all the same
-    assert quick == ["label", "calibrate", "calibrate", "eval", "label"]
-    assert out.count("label-mixed: failed with exit code 1: error: ") == 4
-    assert (
-        "jobs are left: train-mixed, calibrate-mixed-pivot," in out and "mixed: no summary, as base-mixed is not" in out
-    )
+    assert quick == ["label", "label", "eval", "calibrate", "calibrate", "label", "label"]
+    assert out.count("label-mixed-1: failed with exit code 1: error: ") == 4
+    assert "jobs are left: label-mixed, train-mixed, calibrate-mixed-pivot," in out
+    assert "mixed: no summary, as base-mixed is not" in out
     assert not Path("results").exists()
 
 
 def test_settings_go_from_strict_to_loose_and_seeds_are_fresh(call: list[str]) -> None:
-    """The order of a calibration is fixed, and goes on to the sweep's own; no seed is that of pairs.py."""
+    """The order of a calibration is fixed, and its settings are the sweep's own; no seed is that of pairs.py."""
     one = study.Study("mixed", study.parse(["calibrate", *call]))
-    for name in study.RULES:
-        sequence, rising = one.sequence(name), study.sweep_of(one.rule(name)).rising
-        assert sequence == sorted(set(sequence), reverse=not rising), name
-        swept = set(one.sweep_specs(name))
-        assert swept >= {one.spec(name, value) for value in sequence}
-    assert {one.spec("pivot", 0.0), one.spec("pivot", 1.0)} <= set(one.sweep_specs("pivot"))
+    for name, rule in study.RULES.items():
+        rising = study.sweep_of(one.rule(name)).rising
+        assert list(rule.settings) == sorted(set(rule.settings), reverse=not rising), name
+        asked = one.calibrate(name)
+        assert tuple(map(float, asked[asked.index("--settings") + 1].split(","))) == rule.settings
+        Path("work").mkdir(exist_ok=True)
+        Path("work/base-mixed.jsonl").touch()
+        parts = [one.sweep(name, number) for number in range(1, study.SWEEPS + 1)]
+        swept = [spec for part in parts for spec in part[part.index("--rules") + 1].split(";")]
+        assert sorted(swept) == sorted(one.spec(name, value) for value in (*rule.settings, *rule.ends))
+    assert study.RULES["pivot"].ends == (0.0, 1.0)
     assert len(set(study.SEEDS.values())) == 3 and max(study.SEEDS.values()) < bench_module("pairs").DATA_SEED
 
 
-@pytest.fixture
-def python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """Makes jobs of Python code that note their names when they begin."""
-    monkeypatch.setattr(jobs, "PAD", [sys.executable, "-c"])
-    begin = f"import signal, sys, time; open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1]); "
-
-    def make(name: str, code: str = "", *needs: str, **more: Any) -> Any:
-        return jobs.Job(name, lambda: [begin + code, name], needs, **more)
-
-    return make
-
-
-def test_jobs_run_when_all_they_need_is_done(python: Callable[..., Any], tmp_path: Path) -> None:
-    """Failures, results without a figure, what must run alone; done is done, until the command is another one."""
-    every = [
-        python("1", "", "b", alone=True),
-        python("b", "", "a"),
-        python("a", "time.sleep(0.3)"),
-        python("l", "", "x"),
-        python("x", "print('error: reason'); print('more'); sys.exit(3)"),
-        python("v", "print('error: it is refused'); sys.exit(1)", verdict=re.compile("it is .*")),
-        jobs.Job("e", lambda: "nothing to run", ("v",)),
-    ]
-    found = jobs.Queue(every, tmp_path, 2).run(60)
-    assert found == {
-        "a": "done", "b": "done", "1": "done", "x": "failed with exit code 3: error: reason", "v": "it is refused",
-        "e": "nothing to run", "l": "not done yet: needs x",
-    }  # fmt: skip
-    order = tmp_path / "order"
-    assert sorted(order.read_text()) == sorted("ab1xv") and order.read_text().index("b") > order.read_text().index("a")
-    order.unlink()
-    again = jobs.Queue([*every, python("a", "pass", "v")], tmp_path, 1).run(60)
-    assert again["b"] == again["1"] == "done before" and again["v"] == "it is refused" and again["a"] == "done"
-    assert sorted(order.read_text()) == ["a", "x"]
-
-
-def test_time_ends_what_runs(python: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does not end by itself is killed, and one that has not begun does not begin."""
-    monkeypatch.setattr(jobs, "GRACE", 0.5)
-    stubborn = python("a", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)")
-    start = time.monotonic()
-    found = jobs.Queue([stubborn, python("b")], tmp_path, 1).run(1.5)
-    assert found == {"a": "not done yet: stopped", "b": "not done yet"} and time.monotonic() - start < 10
-    assert (tmp_path / "order").read_text() == "a"
+def test_the_classifier_comes_first() -> None:
+    """In every stage, of all pairs; a pair's labels are made in shards, which are put together before they are used."""
+    options = ["--pairs-dir", "p", "--out", "r", "--work", "w", "--label-shards", "3", "--only", "easy", "mixed"]
+    args = study.parse(["all", *options])
+    every = study.in_order([study.Study(pair, args) for pair in args.only], study.STAGES)
+    stages = {stage: [job for job in every if job.name.startswith(stage)] for stage in study.STAGES}
+    assert every == [job for stage in study.STAGES for job in stages[stage]]
+    for stage, count in (("calibrate", 2), ("eval", 2), ("sweep", 2 * study.SWEEPS)):
+        pivot = ["-pivot" in job.name for job in stages[stage]]
+        assert pivot == [True] * count + [False] * (len(study.RULES) - 1) * count
+    by_name = {job.name: job for job in every}
+    assert by_name["sweep-easy-pivot-1"].needs == ("base-easy", "train-easy")
+    merge = by_name["label-easy"]
+    commands = [by_name[name].command() for name in merge.needs]
+    assert [command[command.index("--shard") + 1] for command in commands] == ["1/3", "2/3", "3/3"]
+    files = [command[command.index("--out") + 1] for command in commands]
+    assert merge.command() == ["merge-labels", "w/label-easy.jsonl", *files]
+    assert by_name["train-easy"].needs == ("label-easy",) and by_name["train-easy"].command()[2] == "w/label-easy.jsonl"
 
 
 def test_figures_come_from_the_answers(tmp_path: Path) -> None:
     """An unfinished setting has no figure; a curve is compared at the other one's overrides."""
     args = study.parse(["summary", "--pairs-dir", "p", "--out", str(tmp_path / "r"), "--work", str(tmp_path)])
-    header = {"questions": 4, "task": "t", "machine": {"cache": "/root", "gpus": []}}
+    header = {"questions": 4, "task": "t", "dtype": "float32", "machine": {"cache": "/root", "gpus": []}}
     base = Results(tmp_path / "base-hard.jsonl", header)
     given = {"target": [1, 1, 1, 1], "draft": [0, 0, 0, 0], "greedy": [1, 1, 1, 1]}
     fill(base, {name: answered(name, right) for name, right in given.items()})
-    gap = Results(tmp_path / "test-hard-gap.jsonl", header)
-    fill(gap, {f"margin:form=gap,m={m}": answered(f"margin:form=gap,m={m}", right, overrides=count)
-               for m, right, count in ((0.1, [1, 1, 1, 0], 2), (0.2, [1, 0, 1, 0], 4))})  # fmt: skip
+    for name, m, right, count in (("test-hard-gap", 0.2, [1, 0, 1, 0], 4), ("sweep-hard-gap-1", 0.1, [1, 1, 1, 0], 2)):
+        spec = f"margin:form=gap,m={m}"
+        fill(Results(tmp_path / f"{name}.jsonl", header), {spec: answered(spec, right, overrides=count)})
     chance = Results(tmp_path / "test-hard-random.jsonl", header)
     fill(chance, {"random:rate=0.1": answered("random:rate=0.1", [0, 0, 0, 0], overrides=4)})
     fill(chance, {"random:rate=0.2": answered("random:rate=0.2", [0, 0, 0], overrides=4)})
