@@ -219,7 +219,7 @@ def test_stages_of_the_pair(make_model: Make, tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "target" / "adapter_model.safetensors").stat().st_size < 12e6
     assert not list(tmp_path.glob("*.checkpoint"))
     result = json.loads((tmp_path / "results" / "pairs-drafter-mixed.json").read_text())
-    assert result["layers"] == [0, 2] and result["task"] == "word-problems:digits=2,wording=mixed:0.3"
+    assert result["layers"] == [0, 2] and result["task"] == "word-problems:digits=2,wording=mixed:0.5"
     assert len(result["curve"]) == 2 and result["right_by_digits"] == {"1": 0.0, "2": 0.0}
     drafter = {"drafter": "draft-model", "draft_model": tmp_path / "drafter-mixed"}
     engine = tiny_engine(folder, adapters=[tmp_path / "target"], **drafter)
