@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 import pad_engine
+from pad_engine.files import write_file
 
 RESULTS = Path(__file__).parent / "results"
 # elements of a step, steps and warps of a program of the reading kernel; which is fastest depends on the card
@@ -86,9 +87,8 @@ def save(name: str, result: dict[str, Any], folder: str) -> Path:
     path = RESULTS / folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"command": command(), "environment": environment(), **result}
-    whole = path.with_name(f"{path.name}.part")  # a run that is stopped while it writes leaves the file before it
-    whole.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return whole.replace(path)
+    write_file(path, (json.dumps(content, indent=1) + "\n").encode())  # not write_json: figures may be NaN
+    return path
 
 
 def save_csv(name: str, rows: Sequence[Mapping[str, Any]], folder: str) -> Path:

@@ -135,9 +135,7 @@ class Queue:
             self.settle(job.name, write_mark(self.folder, job.name, Mark(command, [])))
             return
         with self.log_of(job.name).open("wb") as log:
-            process = Popen(
-                [*self.program, *words], stdin=DEVNULL, stdout=log, stderr=STDOUT, env=self.environment
-            )  # fmt: skip
+            process = Popen([*self.program, *words], stdin=DEVNULL, stdout=log, stderr=STDOUT, env=self.environment)
         self.running[job.name] = job, process, words
 
     def log_of(self, name: str) -> Path:

@@ -19,10 +19,9 @@ import harness
 import torch
 from pivot_study import SEEDS, TASKS
 from shapes import SHAPES, shape_config
-from widened import roomy
+from widened import wide_pair
 
 from pad_engine.forest import ForestRequest, Pair, make_pair
-from pad_engine.models.widen import widen
 from pad_engine.rules.classifier import PIVOT_MLP, load_classifier
 from pad_engine.training.evaluate import as_requests, draw
 from pad_engine.training.runner import Runner
@@ -43,14 +42,11 @@ def wide_classifier(path: Path, hidden_size: int, folder: Path) -> Path:
     return place
 
 
-def wide_pair(pair: Pair, target_shape: str, draft_shape: str) -> Pair:
-    """Both models in larger shapes, with as many layers as they have at least."""
+def widened(pair: Pair, shapes: Sequence[str]) -> Pair:
+    """Both models in larger shapes, by the names of the target's and the draft model's."""
     assert pair.draft is not None
-    layers = len(pair.target.decoder.layers), len(pair.draft.layers)
-    shapes = [
-        roomy(shape_config(name, MAX_LENGTH), n) for name, n in zip((target_shape, draft_shape), layers, strict=True)
-    ]
-    return replace(pair, target=widen(pair.target, shapes[0]), draft=widen(pair.draft, shapes[1]))
+    target, draft = wide_pair(pair.target, pair.draft, *(shape_config(name, MAX_LENGTH) for name in shapes))
+    return replace(pair, target=target, draft=draft)
 
 
 def with_classifier(spec: str, classifier: Path) -> str:
@@ -106,7 +102,7 @@ def main() -> None:
         name = f"pivot-speed-{args.pair}"
         harness.save(name, found, args.out)
         with tempfile.TemporaryDirectory() as folder:
-            wide = wide_pair(pair, *args.shapes)
+            wide = widened(pair, args.shapes)
             classifier = wide_classifier(args.classifier, wide.target.decoder.config.hidden_size, Path(folder))
             found["wide"] = measure(wide, requests, specs, classifier, args.depth)
     print(harness.save(name, found, args.out))

@@ -26,7 +26,7 @@ from pathlib import Path
 from jobs import AGAIN, DONE, Job, Queue, stop_on_sigterm
 from pivot_summary import FACTS, read_facts, summarise
 
-from pad_engine.files import write_json
+from pad_engine.files import write_file, write_json
 from pad_engine.training.settings import GREEDY, sweep_of, with_setting
 
 # the third of all texts that a question is from depends on its text alone, so the three steps share none; pairs.py
@@ -170,9 +170,7 @@ class Study:
         again and again."""
         place, base = self.place(out), self.place("base-{pair}.jsonl")
         if not place.exists():
-            part = place.with_suffix(".part")
-            part.write_bytes(base.read_bytes())
-            part.replace(place)
+            write_file(place, base.read_bytes())
         return self.evaluate(out, specs, self.args.questions, *more)
 
     def speed(self) -> list[str]:

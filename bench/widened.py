@@ -8,7 +8,6 @@ Acceptance in bf16 is measured on the wide models, and on the narrow ones beside
 """
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,11 @@ Prompts = dict[str, tuple[list[list[int]], SamplingParams]]
 
 
 def wide_pair(
-    loaded: LoadedModel, kept: Sequence[int], target_shape: ModelConfig, draft_shape: ModelConfig
+    loaded: LoadedModel, draft: Decoder, target_shape: ModelConfig, draft_shape: ModelConfig
 ) -> tuple[LoadedModel, Decoder]:
-    """The model in one shape, and its layers `kept` in another, which gets more layers if it has too few."""
+    """A model in one shape and its draft model in another, which get more layers if they have too few."""
     target = widen(loaded, roomy(target_shape, len(loaded.decoder.layers)))
-    return target, widen(loaded.decoder.with_layers(kept), roomy(draft_shape, len(kept)))
+    return target, widen(draft, roomy(draft_shape, len(draft.layers)))
 
 
 def roomy(shape: ModelConfig, layers: int) -> ModelConfig:
@@ -94,19 +93,19 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("torch sees no GPU")
     loaded = load_model(args.model, device="cuda", dtype="bfloat16", max_length=MAX_LENGTH, accept_terms=True)
-    kept = self_layers(args.draft_model, len(loaded.decoder.layers))
+    narrow = loaded.decoder.with_layers(self_layers(args.draft_model, len(loaded.decoder.layers)))
     prompts = groups(loaded, args.questions, args.per_group, args.tokens)
     shapes = [shape_config(name, MAX_LENGTH) for name in (args.target_shape, args.draft_shape)]
     with torch.inference_mode():
-        target, draft = wide_pair(loaded, kept, *shapes)
+        target, draft = wide_pair(loaded, narrow, *shapes)
     name = Path(args.model).stem
     known = {
         "model": name,
         "target": facts(args.target_shape, target.decoder, len(loaded.decoder.layers)),
-        "draft model": f"{args.draft_model}: {facts(args.draft_shape, draft, len(kept))}",
+        "draft model": f"{args.draft_model}: {facts(args.draft_shape, draft, len(narrow.layers))}",
         "tokens": args.tokens,
     }
-    pairs = {"wide": (target, draft), "narrow": (loaded, loaded.decoder.with_layers(kept))}
+    pairs = {"wide": (target, draft), "narrow": (loaded, narrow)}
     parts: Parts = {
         (size, one): lambda _, one=one, pair=pair: measure(one, *pair, prompts, args.depth, args.turns)
         for size, pair in pairs.items()

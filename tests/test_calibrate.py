@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from pad_engine.training.calibrate import (
 )
 from pad_engine.training.evaluate import Setting, Work, draw
 from pad_engine.training.results import Results
+from pad_engine.training.tasks.task import Question
 
 LIMIT = Limit(0.02, 0.95)
 
@@ -111,15 +112,17 @@ def test_limits_are_probabilities(limit: tuple[float, float]) -> None:
         Limit(*limit)
 
 
+def lengths_of(questions: Sequence[Question], right: set[int]) -> dict[str, int]:
+    """Of answers that are right for the questions at these places alone."""
+    return {q.id: 2 + (q.answer if i in right else 1 - q.answer) for i, q in enumerate(questions)}
+
+
 def test_harm_is_paired_by_question_and_nothing_is_decoded_twice(tmp_path: Path) -> None:
     """Of 40 questions the target has 30 right. Two settings have as many right; one of them on other questions."""
     task, limit = Parity(), Limit(0.1, 0.9)
     questions = draw(task, "calibration", 40, 0)
     right = {"target": set(range(30)), "strict": set(range(30)), "loose": set(range(5, 35)), "never": set()}
-    lengths = {
-        name: {q.id: 2 + (q.answer if i in good else 1 - q.answer) for i, q in enumerate(questions)}
-        for name, good in right.items()
-    }
+    lengths = {name: lengths_of(questions, good) for name, good in right.items()}
     settings = {float(i): Setting(name, "greedy", 8) for i, name in enumerate(("strict", "loose", "never"), 1)}
     decode = Script(lengths)
 
@@ -142,10 +145,7 @@ def test_harm_by_rounding_alone_is_said(tmp_path: Path, changed: int, warned: bo
     task, limit = Parity(), Limit(0.99, 0.9)
     questions = draw(task, "calibration", 40, 0)
     right = {"target": set(range(30)), "greedy": set(range(changed, 30))}
-    lengths = {
-        name: {q.id: 2 + (q.answer if i in good else 1 - q.answer) for i, q in enumerate(questions)}
-        for name, good in right.items()
-    }
+    lengths = {name: lengths_of(questions, good) for name, good in right.items()}
     work = Work(task, Script(lengths), text_of, Results(tmp_path / "r.jsonl", {"a": 1}))
     both = Setting("target", "greedy", 0), Setting("greedy", "greedy", 8)
     with warnings.catch_warnings(record=True) as caught:

@@ -24,7 +24,7 @@ def pairs(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[Pair, Pair
     config = narrow.target.decoder.config
     larger = replace(config, hidden_size=96, intermediate_size=130, num_layers=1, head_dim=24, vocab_size=333)
     monkeypatch.setattr(bench, "shape_config", lambda name, length: larger)
-    return narrow, bench.wide_pair(narrow, "8b", "1b")
+    return narrow, bench.widened(narrow, ["8b", "1b"])
 
 
 def answers(pair: Pair, rule: Any) -> list[tuple[list[int], int, int]]:

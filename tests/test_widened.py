@@ -26,7 +26,7 @@ def loaded(make_model: Make) -> LoadedModel:
 def pair(loaded: LoadedModel) -> Any:
     config = loaded.decoder.config
     larger = replace(config, hidden_size=96, intermediate_size=130, num_layers=4, head_dim=24, vocab_size=333)
-    return widened.wide_pair(loaded, KEPT, larger, replace(larger, num_layers=1))
+    return widened.wide_pair(loaded, loaded.decoder.with_layers(KEPT), larger, replace(larger, num_layers=1))
 
 
 def test_the_wide_pair_accepts_what_the_narrow_one_does(loaded: LoadedModel) -> None:

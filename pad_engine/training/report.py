@@ -1,9 +1,11 @@
 """The tables and the plot of an evaluation. Next to read: summary.py, where the figures come from."""
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from pad_engine.files import write_file
 from pad_engine.training.settings import DRAFT, GREEDY, TARGET
 from pad_engine.training.summary import Evaluation, Summary
 
@@ -95,7 +97,7 @@ def plot(path: Path, found: Evaluation) -> bool:
     utility.set(xlabel="accepted tokens a round", ylabel="utility")
     harm.set(xlabel="accepted tokens a round", ylabel="rate of harm")
     utility.legend(fontsize="small")
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, format="png", dpi=120)
-    part.replace(path)
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=120)
+    write_file(path, image.getvalue())
     return True
