@@ -26,6 +26,7 @@ from pad_engine.loader import draft_engine, make_engine, self_layers
 from pad_engine.models.decoder import Decoder, expected_tensors
 from pad_engine.models.loader import LoadedModel, load_model
 from pad_engine.models.sources import resolve
+from pad_engine.training.finetune import take_layers
 
 Decode = Callable[[list[int], int], list[int]]
 DEPTH = 4  # tokens that a draft model drafts in a row
@@ -112,18 +113,6 @@ def load_transformers(model: str, dtype: torch.dtype, device: torch.device) -> A
     return AutoModelForCausalLM.from_pretrained(resolve(model, accept_terms=True), dtype=dtype).to(device).eval()
 
 
-def without_layers(model: Any, kept: list[int]) -> Any:
-    """transformers' model with these layers only."""
-    layers = model.model.layers
-    model.model.layers = torch.nn.ModuleList(layers[index] for index in kept)
-    for place, layer in enumerate(model.model.layers):
-        layer.self_attn.layer_idx = place
-    model.config.num_hidden_layers = len(kept)
-    if getattr(model.config, "layer_types", None):
-        model.config.layer_types = [model.config.layer_types[index] for index in kept]
-    return model
-
-
 def successor_llama(job: Job, name: str, wrong: tuple[int, ...]) -> Any:
     """transformers' model with the weights of forced.py."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -153,8 +142,9 @@ def their_models(job: Job, drafts: bool) -> tuple[Any, Any]:
     target = load_transformers(job.model, job.torch_dtype, device)
     if not drafts:
         return target, None
-    kept = self_layers(job.draft, target.config.num_hidden_layers)
-    return target, without_layers(load_transformers(job.model, job.torch_dtype, device), kept)
+    draft = load_transformers(job.model, job.torch_dtype, device)
+    take_layers(draft, self_layers(job.draft, target.config.num_hidden_layers))
+    return target, draft
 
 
 def theirs(assisted: bool = False, **options: Any) -> Callable[[Job], Decode]:

@@ -133,13 +133,7 @@ def header_of(
     """What all labels of a file have in common; `machine` may change between runs."""
     from pad_engine.serving.info import machine_facts
 
-    decoder = runner.target.decoder
-    return {
-        "task": chosen.task, "split": chosen.split, "questions": chosen.questions, "max_tokens": task.max_tokens,
-        "model": chosen.model, "adapters": list(chosen.adapters), "draft_model": chosen.draft_model,
-        "max_length": decoder.max_length, "dtype": str(decoder.dtype).removeprefix("torch."),
-        "device": decoder.device.type, **asdict(settings), "shard": shard, "machine": machine_facts(),
-    }  # fmt: skip
+    return chosen.facts(task, runner) | asdict(settings) | {"shard": shard, "machine": machine_facts()}
 
 
 def summary(path: Path) -> str:

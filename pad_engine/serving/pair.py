@@ -112,20 +112,23 @@ class PairOptions:
         assert made.draft is not None, "--draft-model is required"
         return Runner(made, made.draft, self.depth, self.batch)
 
+    def facts(self, task: "Task", runner: "Runner") -> dict[str, Any]:
+        """What all lines of a file made with these options have in common, as its header holds it."""
+        decoder = runner.target.decoder
+        return {
+            "task": self.task, "split": self.split, "questions": self.questions, "max_tokens": task.max_tokens,
+            "model": self.model, "adapters": list(self.adapters), "draft_model": self.draft_model,
+            "max_length": decoder.max_length, "dtype": str(decoder.dtype).removeprefix("torch."),
+            "device": decoder.device.type,
+        }  # fmt: skip
+
     def work(self, task: "Task", runner: "Runner", **more: Any) -> "Work":
         """The file of results, and what fills it. more: what the command's own options add to the file's header."""
         from pad_engine.serving.info import machine_facts
         from pad_engine.training.evaluate import Work
         from pad_engine.training.results import Results
 
-        decoder = runner.target.decoder
-        header = {
-            "task": self.task, "split": self.split, "questions": self.questions, "seed": self.seed,
-            "max_tokens": task.max_tokens, "model": self.model, "adapters": list(self.adapters),
-            "draft_model": self.draft_model, "depth": self.depth, "max_length": decoder.max_length,
-            "dtype": str(decoder.dtype).removeprefix("torch."), "device": decoder.device.type, **more,
-            "machine": machine_facts(),
-        }  # fmt: skip
+        header = self.facts(task, runner) | {"seed": self.seed, "depth": self.depth, **more, "machine": machine_facts()}
         return Work(task, runner.decode, runner.text_of, Results(self.out, header), show_progress)
 
 

@@ -114,10 +114,16 @@ def save_lora(model: Any, folder: Path, base: str) -> None:
 
 
 def keep_layers(model: Any, layers: Sequence[int]) -> None:
-    """Leave out all blocks but these, in place."""
+    """Leave out all blocks but these, in place. RequestError unless they are some, in their order."""
+    count = len(model.base_model.layers)
+    if not layers or list(layers) != sorted(set(layers)) or not 0 <= layers[0] <= layers[-1] < count:
+        raise RequestError(f"layers must be rising numbers in [0, {count - 1}], got {list(layers)}")
+    take_layers(model, layers)
+
+
+def take_layers(model: Any, layers: Sequence[int]) -> None:
+    """The same with any of a model's blocks."""
     config, blocks = model.config, model.base_model.layers
-    if not layers or list(layers) != sorted(set(layers)) or not 0 <= layers[0] <= layers[-1] < len(blocks):
-        raise RequestError(f"layers must be rising numbers in [0, {len(blocks) - 1}], got {list(layers)}")
     model.base_model.layers = nn.ModuleList(blocks[layer] for layer in layers)
     for index, block in enumerate(model.base_model.layers):
         block.self_attn.layer_idx = index
