@@ -47,7 +47,7 @@ class Stage:
     digits: int
     wording: str
     whole: bool = False
-    steps: int = 900
+    steps: int = 1200
 
     @property
     def spec(self) -> str:
@@ -57,7 +57,7 @@ class Stage:
 
 STAGES = {
     # 520 steps left it with 83 % of the problems of two digits
-    "target": Stage(2, "a", whole=True, steps=1400),
+    "target": Stage(2, "a", whole=True, steps=2000),
     "drafter-easy": Stage(1, "a"),
     "drafter-hard": Stage(2, "b"),
     # with other words in 0.3 of the problems greedy verification accepts 5 of 8 tokens, and any rule 6.6 at most

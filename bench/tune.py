@@ -2,6 +2,7 @@
 
     python bench/tune.py --shapes 135m 1b 8b --rows 1 16 64
     python bench/tune.py --weights int8 fp8 --only products
+    python bench/tune.py --shapes 135m 1b --rows 16 --only passes     # goes on from the table
 
 Every candidate of a product is launched in a chain over as many copies of its weights as overflow the card's cache,
 with programmatic dependent launch where the card has it, and the chain is replayed as a graph. Candidates are compiled
@@ -19,9 +20,9 @@ from pathlib import Path
 import torch
 from harness import git_commit, graph_ms
 from torch import Tensor
-from tune_attention import AttentionCase, Heads, attentions, finalists, time_attention
+from tune_attention import AttentionCase, Heads, attentions, time_attention
 from tune_attention import candidates as attention_candidates
-from tune_pass import best_passes, compile_variant, variants
+from tune_pass import compile_trials, tune_passes
 from tune_products import Product, candidates, products, with_prefetch
 
 from pad_engine.kernels import tuning
@@ -189,14 +190,16 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["135m", "1b", "8b"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 32, 64])
     parser.add_argument("--weights", nargs="+", choices=["bf16", *QUANTISED], default=["bf16"], help="of products")
-    parser.add_argument("--only", nargs="+", choices=["products", "attention"], default=["products", "attention"])
+    parts = ["products", "attention", "passes"]
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--rounds", type=int, default=2, help="of the passes' descent")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, default=tuning.CONFIGS)
     args = parser.parse_args()
     pdl = torch.cuda.get_device_capability() >= (9, 0)
     pairs = [(shape, rows) for shape in args.shapes for rows in args.rows]
-    path = args.out / f"{tuning.card_name(torch.device('cuda'))}.json"
-    best = json.loads(path.read_text())["parameters"] if path.is_file() else {}
+    card = tuning.card_name(torch.device("cuda"))
+    path, best = args.out / f"{card}.json", dict(tuning.table(card))
     tuner, report = Tuner(pdl, args.workers), partial(print, flush=True)
     if "products" in args.only:
         named = [product for pair in pairs for weights in args.weights for product in products(*pair, weights)]
@@ -204,11 +207,13 @@ def main() -> None:
     if "attention" in args.only:
         ranked = tune_attention(list(dict.fromkeys(attentions(*pair) for pair in pairs)), tuner, report)
         best |= {heads.key: asdict(configs[0]) for heads, configs in ranked.items()}
-        wanted = [variant for pair in pairs for variant in variants(*pair, finalists(ranked[attentions(*pair)]))]
-        write(path, best)  # the passes take their products from there
-        tuner.pool.map(compile_variant, wanted, chunksize=1)
+    if "passes" in args.only:
+        write(path, best)  # the passes begin with what is there
         tuning.table.cache_clear()
-        best |= best_passes(wanted, report)
+        compile_all = partial(tuner.pool.map, compile_trials, chunksize=1)
+        for found in tune_passes(pairs, compile_all, args.workers, args.rounds, report):
+            best |= found
+            write(path, best)
     write(path, best)
     print(path)
 

@@ -43,13 +43,6 @@ def candidates(heads: Heads) -> Iterator[AttentionConfig]:
             yield AttentionConfig(splits, chunk, block_s, warps)
 
 
-def finalists(ranked: list[AttentionConfig]) -> list[AttentionConfig]:
-    """Of configs, best first, those to try in a whole pass: the best of each number of warps, and the next ones. Alone
-    an attention with few warps looks better than it is among other kernels."""
-    first = list({config.warps: config for config in reversed(ranked)}.values())
-    return [*sorted(first, key=ranked.index), *(config for config in ranked if config not in first)][:4]
-
-
 class AttentionCase:
     """The buffers of an attention over a few layers, enough to overflow the cache at a long context."""
 

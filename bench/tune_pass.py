@@ -1,49 +1,111 @@
-"""The last part of tune.py: what only a whole pass shows. When kernels let the next one start, and which of the
-attentions that are good alone is good among the others."""
+"""The last part of tune.py: launch parameters judged by whole passes. Which attention or product is good among the
+others, and when kernels should let the next one start, no kernel shows alone.
+
+A descent by coordinates: of one part after the other its neighbours are tried in the captured pass, and the fastest
+stays. Neighbours of all passes are compiled side by side before they are timed.
+"""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from statistics import median
 
 import torch
-from harness import graph_ms
-from shapes import random_decoder
+from harness import capture, replay_ms
+from shapes import random_decoder, shape_config
+from tune_attention import Heads, attentions
+from tune_products import near_tiles, products
 
 from pad_engine.device_round import DeviceForest, DeviceRequests
+from pad_engine.kernels import tuning
 from pad_engine.kernels.row_tiles import EARLY, LATE
-from pad_engine.kernels.tuning import AttentionConfig, TileConfig, next_power
-from pad_engine.kernels.tuning import key as product_key
+from pad_engine.kernels.tuning import AttentionConfig, TileConfig
 from pad_engine.models.fused import FusedPass
 from pad_engine.tree import DraftTree
 
 CONTEXT = 300  # committed tokens
 CAPACITY, SCRATCH = 2048, 64
-AHEAD = 4096
+# the LM head takes so long that it is measured well alone
+PARTS = ("attention", "out", "down", "qkv", "gate_up", "release")
+GAIN = 0.998  # of the time that was best: less of a gain is taken for noise
+REPLAYS = 15
+
+Value = TileConfig | AttentionConfig | int
+Pair = tuple[str, int]  # a shape and its rows
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One way to run a pass. ahead: columns that the products of the layers prefetch, or None for what is best alone:
-    among other kernels, an attention above all, the memory has more time to spare. whole: no reduction is split, since
-    the parts meet through memory, which the products behind wait for."""
+class Trial:
+    """A pass of which one part runs with other parameters. release: int, when its kernels let the next one start."""
 
-    shape: str
-    rows: int
-    release: int
-    attention: AttentionConfig
-    ahead: int | None = None
-    whole: bool = False
+    pair: Pair
+    part: str
+    value: Value
 
 
-def variants(shape: str, rows: int, attentions: list[AttentionConfig]) -> list[Variant]:
-    """The best attention with both kinds of release and two prefetches, and the others with the early one; at several
-    rows also whole reductions."""
-    best = attentions[0]
-    others = [Variant(shape, rows, LATE, best), Variant(shape, rows, EARLY, best, AHEAD)]
-    if rows > 1:
-        others += [Variant(shape, rows, release, best, whole=True) for release in (EARLY, LATE)]
-    return others + [Variant(shape, rows, EARLY, attention) for attention in attentions]
+def measured(pair: Pair, device: torch.device) -> dict[str, Value]:
+    """The parameters that a pass has now, by part."""
+    shape, rows = pair
+    config, heads = shape_config(shape, CAPACITY), attentions(*pair)
+    found: dict[str, Value] = {
+        one.op: tuning.tile_config(one.op, rows, one.m, one.k, device, torch.bfloat16)
+        for one in products(*pair)
+        if one.op in PARTS
+    }
+    found["attention"] = tuning.attention_config(rows, heads.heads, heads.kv_heads, heads.head_dim, device)
+    found["release"] = tuning.release_mode(rows, config.hidden_size, device)
+    return found
+
+
+def keys(pair: Pair) -> dict[str, str]:
+    """The names of a pass's parts in the table."""
+    shape, rows = pair
+    names = {one.op: tuning.key(one.op, rows, one.m, one.k, torch.bfloat16) for one in products(*pair)}
+    return names | {
+        "attention": attentions(*pair).key,
+        "release": tuning.release_key(rows, shape_config(shape, CAPACITY).hidden_size),
+    }
+
+
+def near(pair: Pair, part: str, value: Value) -> Iterator[Value]:
+    """Other parameters of a part, near those it has."""
+    if isinstance(value, AttentionConfig):
+        yield from near_attentions(attentions(*pair), value)
+    elif isinstance(value, TileConfig):
+        product = next(one for one in products(*pair) if one.op == part)
+        yield from near_tiles(product, value)
+    else:
+        yield from {EARLY, LATE} - {value}
+
+
+def near_attentions(heads: Heads, config: AttentionConfig) -> Iterator[AttentionConfig]:
+    """Those with one other parameter; keys of a split, and of a step."""
+    changes = {
+        "splits": (config.splits // 2, config.splits * 2),
+        "chunk": (config.chunk // 2, config.chunk * 2, config.chunk * 4),
+        "block_s": (config.block_s // 2, config.block_s * 2),
+        "warps": (config.warps // 2, config.warps * 2),
+    }
+    for field, values in changes.items():
+        for value in values:
+            one = replace(config, **{field: value})
+            fits = 16 <= one.block_s <= min(one.chunk, 128) and 2 <= one.warps <= 8
+            if fits and 4 <= one.splits <= 64 and one.splits * heads.kv_heads >= 96:
+                yield one
+
+
+def descend(
+    start: Mapping[str, Value], neighbours: Mapping[str, Sequence[Value]], time: Callable[[Mapping[str, Value]], float]
+) -> tuple[dict[str, Value], float]:
+    """The best parameters that changes of one part after another lead to, each part once, and their time."""
+    best, fastest = dict(start), time(start)
+    for part in [part for part in PARTS if neighbours.get(part)]:
+        times = [(time(best | {part: value}), value) for value in neighbours[part]]
+        quickest, value = min(times, key=lambda pair: pair[0])
+        if quickest < GAIN * fastest and (again := time(best | {part: value})) < GAIN * time(best):
+            best[part], fastest = value, again
+    return best, fastest
 
 
 class PassCase:
@@ -59,63 +121,109 @@ class PassCase:
         self.requests.fill(0, list(range(CONTEXT + 1)), CAPACITY, [], 0, 0.0)
         self.requests.upload()
         self.passes = FusedPass(self.decoder, self.cache, num_tokens=self.decoder.config.vocab_size)
-        self.tiles = dict(self.passes.tiles)
 
-    def queue(self, variant: Variant) -> Callable[[], None]:
-        """What launches a variant."""
-        self.forest.fill([DraftTree.chain(list(range(variant.rows)))])
+    def queue(self, rows: int, parameters: Mapping[str, Value]) -> Callable[[], None]:
+        """What launches a pass with these parameters."""
+        self.forest.fill([DraftTree.chain(list(range(rows)))])
         self.forest.upload()
-        self.passes.tiles = self.tiles | self.changed(variant)
-        self.passes.attention[variant.rows] = variant.attention
-        self.passes.pdl[variant.rows] = variant.release
+        for part, value in parameters.items():
+            if isinstance(value, AttentionConfig):
+                self.passes.attention[rows] = value
+            elif isinstance(value, TileConfig):
+                self.passes.tiles[part, rows] = value
+            else:
+                self.passes.pdl[rows] = value
         self.passes.allocate()
-        return partial(self.passes.launch, variant.rows, self.forest.token, self.forest, self.requests)
+        return partial(self.passes.launch, rows, self.forest.token, self.forest, self.requests)
 
-    def changed(self, variant: Variant) -> dict[tuple[str, int], TileConfig]:
-        """The layers' products that the variant runs otherwise."""
-        changed = {}
-        for op in ("qkv", "out", "gate_up", "down"):
-            tile, columns = self.tiles[op, variant.rows], self.passes.shapes[op][1]
-            if variant.whole and tile.split_k > 1:
-                tile = replace(tile, block=16, split_k=1)  # as many programs as may be
-            if variant.ahead is not None:
-                # every thread asks for 16 bytes at least
-                least = 8 * 32 * tile.warps
-                whole = max(least, next_power(columns) // tile.split_k)
-                tile = replace(tile, prefetch=min(max(variant.ahead, least), whole))
-            if tile != self.tiles[op, variant.rows]:
-                changed[op, variant.rows] = tile
-        return changed
+    def time(self, rows: int, parameters: Mapping[str, Value]) -> float:
+        """Milliseconds of a pass: the median of many replays."""
+        graph = capture(self.queue(rows, parameters))
+        graph.replay()
+        return median(replay_ms(graph) for _ in range(REPLAYS))
 
 
-@torch.inference_mode()
-def compile_variant(variant: Variant) -> None:
-    """Compile a variant's kernels into the cache on disk."""
-    PassCase(variant.shape, 1).queue(variant)()
-    torch.cuda.synchronize()
+Job = tuple[list[Trial], dict[Pair, dict[str, Value]]]  # trials, and what their passes have else
+
+
+@lru_cache(1)
+def small_case(shape: str) -> PassCase:
+    """A pass through one layer, which has every kernel of it."""
+    return PassCase(shape, 1)
 
 
 @torch.inference_mode()
-def best_passes(wanted: list[Variant], report: Callable[[str], None]) -> dict[str, dict[str, int]]:
-    """For each shape and number of rows the release and the attention of the fastest variant, by key."""
-    best: dict[str, dict[str, int]] = {}
-    for shape in dict.fromkeys(variant.shape for variant in wanted):
-        case = PassCase(shape, None)
-        config = case.decoder.config
-        for rows in dict.fromkeys(variant.rows for variant in wanted if variant.shape == shape):
-            mine = [variant for variant in wanted if (variant.shape, variant.rows) == (shape, rows)]
-            times = [(graph_ms(case.queue(variant), 15), variant) for variant in mine]
-            milliseconds, winner = min(times, key=lambda pair: pair[0])
-            best[f"pass/{rows}/{config.hidden_size}"] = {"release": winner.release}
-            key = f"attention/{rows}/{config.num_heads}x{config.num_kv_heads}x{config.head_dim}"
-            best[key] = asdict(winner.attention)
-            for (op, _), tile in case.changed(winner).items():
-                best[product_key(op, rows, *case.passes.shapes[op], case.decoder.dtype)] = asdict(tile)
-            for time, variant in times:
-                tried = f"release {variant.release}, ahead {variant.ahead}, whole {variant.whole}, {variant.attention}"
-                report(f"pass {shape} {rows}: {time:.4f} ms, {tried}")
-            report(f"pass {shape} {rows}: best {milliseconds:.4f} ms")
-        del case
-        gc.collect()
-        torch.cuda.empty_cache()
-    return best
+def compile_trials(job: Job) -> list[Trial]:
+    """Compile trials into the cache on disk; returns those that the card can run."""
+    trials, states = job
+    valid = []
+    for trial in trials:
+        queue = small_case(trial.pair[0]).queue(trial.pair[1], states[trial.pair] | {trial.part: trial.value})
+        try:
+            queue()
+            torch.cuda.synchronize()
+        except Exception as error:  # too much shared memory or too many registers, in several types of error
+            if "illegal" in str(error):
+                raise
+        else:
+            valid.append(trial)
+    return valid
+
+
+@torch.inference_mode()
+def tune_passes(
+    pairs: Sequence[Pair],
+    compile_all: Callable[[list[Job]], list[list[Trial]]],
+    workers: int,
+    rounds: int,
+    report: Callable[[str], None],
+) -> Iterator[dict[str, dict[str, int]]]:
+    """The table's entries of every pass, after each round of the descent. compile_all: maps compile_trials over jobs. A
+    pass that a round did not change is done."""
+    states = {pair: measured(pair, torch.device("cuda")) for pair in pairs}
+    going = list(pairs)
+    for _ in range(rounds):
+        # in the order of shapes: a worker then makes one or two
+        trials = [
+            Trial(pair, part, value)
+            for pair in sorted(going)
+            for part in PARTS
+            for value in near(pair, part, states[pair][part])
+        ]
+        size = max(1, -(-len(trials) // workers))
+        jobs = [(trials[first : first + size], states) for first in range(0, len(trials), size)]
+        valid = [trial for part in compile_all(jobs) for trial in part]
+        found: dict[Pair, dict[str, Value]] = {}
+        for shape in dict.fromkeys(shape for shape, _ in going):
+            found |= descend_shape(shape, [pair for pair in going if pair[0] == shape], states, valid, report)
+        going = [pair for pair in going if found[pair] != states[pair]]
+        states |= found
+        yield {keys(pair)[part]: entry(value) for pair, state in states.items() for part, value in state.items()}
+
+
+def descend_shape(
+    shape: str,
+    pairs: Sequence[Pair],
+    states: Mapping[Pair, Mapping[str, Value]],
+    valid: Sequence[Trial],
+    report: Callable[[str], None],
+) -> dict[Pair, dict[str, Value]]:
+    """One round of the descent for all passes of a shape."""
+    case, found = PassCase(shape, None), {}
+    for pair in pairs:
+        mine = {part: [trial.value for trial in valid if (trial.pair, trial.part) == (pair, part)] for part in PARTS}
+        first = case.time(pair[1], states[pair])
+        found[pair], time = descend(states[pair], mine, partial(case.time, pair[1]))
+        report(f"pass {shape} {pair[1]}: {first:.4f} ms, then {time:.4f}")
+        for part in PARTS:
+            if found[pair][part] != states[pair][part]:
+                report(f"  {part}: {states[pair][part]} -> {found[pair][part]}")
+    del case
+    gc.collect()
+    torch.cuda.empty_cache()
+    return found
+
+
+def entry(value: Value) -> dict[str, int]:
+    """Parameters as the table holds them."""
+    return {"release": value} if isinstance(value, int) else asdict(value)

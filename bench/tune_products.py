@@ -102,3 +102,44 @@ def with_prefetch(product: Product, config: TileConfig) -> Iterator[TileConfig]:
     for columns in (256, 512, 1024, 2048, 4096):
         if columns < 2 * product.k // config.split_k and columns * product.item >= 16 * segments:
             yield replace(config, prefetch=columns)
+
+
+def near_tiles(product: Product, tile: TileConfig) -> Iterator[TileConfig]:
+    """For a layer's product, parameters of which one is another, or two that make up for each other, and unsplit
+    reductions by small programs: the parts of a split one meet through memory, which the products behind wait for."""
+    fields = ("block", "block_k", "split_k", "warps")
+    found = [replace(tile, **{field: 2 * getattr(tile, field)}) for field in fields]
+    found += [replace(tile, **{field: getattr(tile, field) // 2}) for field in fields]
+    for one, other in (("block", "block_k"), ("block", "split_k"), ("block", "warps"), ("block_k", "split_k")):
+        for up, down in ((one, other), (other, one)):
+            found.append(replace(tile, **{up: 2 * getattr(tile, up), down: getattr(tile, down) // 2}))
+    found += [replace(tile, stages=stages) for stages in (tile.stages - 1, tile.stages + 1, 2 * tile.stages)]
+    if product.rows > 1:
+        found += [
+            replace(tile, block=block, block_k=block_k, split_k=1, stages=3)
+            for block, block_k in itertools.product((16, 32), (128, 256, 512))
+        ]
+    found += [replace(tile, prefetch=0), *with_prefetch(product, tile)]
+    tried = {tile}
+    for one in found:
+        if sound(product, one) and one not in tried:
+            tried.add(one)
+            yield one
+
+
+def sound(product: Product, tile: TileConfig) -> bool:
+    """Whether the kernels take these parameters, as far as can be known without compiling."""
+    if min(tile.block, tile.block_k, tile.split_k, tile.warps) < 1 or tile.warps > 8:
+        return False
+    if tile.prefetch and tile not in with_prefetch(product, replace(tile, prefetch=0)):
+        return False
+    halves, widest = 2 if product.op == "gate_up" else 1, 2 * tuning.next_power(product.k)
+    if tile.block_k * tile.split_k >= widest:
+        return False
+    if product.rows == 1:
+        per_thread = halves * tile.block * tile.block_k // (32 * tile.warps)
+        return tile.split_k == 1 and tile.stages in (1, 2, 4) and per_thread >= 8 and per_thread * tile.stages <= 128
+    shared = (halves * tile.block * product.item + product.rows * 2) * tile.block_k * (tile.stages - 1)
+    fits = shared <= SHARED and halves * tile.block <= 128
+    splits = 1 if product.op == "gate_up" else 8
+    return fits and tile.block >= 16 and tile.block_k >= 64 and tile.split_k <= splits and tile.stages > 1

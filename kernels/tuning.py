@@ -118,10 +118,15 @@ def attention_config(rows: int, heads: int, kv_heads: int, head_dim: int, device
     return AttentionConfig(splits, chunk=128, block_s=32 if head_dim > 128 else 64)
 
 
+def release_key(rows: int, hidden_size: int) -> str:
+    """The name of a pass in a table."""
+    return f"pass/{rows}/{hidden_size}"
+
+
 def release_mode(rows: int, hidden_size: int, device: torch.device) -> int:
     """When the kernels of a pass let the next one start (row_tiles.py), for cards that can: measured on whole passes,
     since a kernel alone does not show it."""
-    return (tuned_for(device, rows, lambda n: f"pass/{n}/{hidden_size}") or {}).get("release", 1)
+    return (tuned_for(device, rows, lambda n: release_key(n, hidden_size)) or {}).get("release", 1)
 
 
 def default_config(op: str, rows: int, m: int, k: int, itemsize: int = 2) -> TileConfig:

@@ -88,6 +88,27 @@ def test_learning_rate_rises_and_falls() -> None:
     assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True) and rates[-1] < 1e-3
 
 
+@pytest.mark.slow
+def test_compiled_blocks_learn_the_same(make_model: Make) -> None:
+    batches = [[(IDS[:9], 4), (IDS[:24], 20)], [(IDS[3:20], 1)], [([*IDS, *IDS, *IDS], 30)]]  # of two lengths
+    losses = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = finetune.load_base(make_model())
+        finetune.add_lora(model, rank=4, alpha=8.0)
+        if compiled:
+            finetune.compile_blocks(model)
+        optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.5)
+        for batch in batches * 2:
+            optimizer.zero_grad()
+            losses.append(finetune.loss_of(model, batch, CPU))
+            losses[-1].backward()
+            optimizer.step()
+    half = len(losses) // 2
+    torch.testing.assert_close(losses[half:], losses[:half], rtol=1e-5, atol=1e-6)
+    assert losses[3] < losses[0]  # learnt, so that the gradients were compared
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_adapter_comes_back_through_our_loader_and_peft(make_model: Make, tmp_path: Path, family: str) -> None:
     folder = make_model(family)

@@ -26,6 +26,7 @@ from pad_engine.prompt import encode
 from pad_engine.training.tasks.task import Prompt, Question, Task
 
 SAVE_EVERY = 200  # steps
+ALIGNED = 64  # lengths of batches are multiples of it: the compiled blocks serve few shapes
 LOG_EVERY = 10
 MAX_NORM = 1.0  # of a gradient
 
@@ -88,6 +89,21 @@ def add_lora(model: Any, rank: int = 16, alpha: float = 32.0) -> None:
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear):
                     setattr(module, name, LoRALinear(child, rank, alpha))
+
+
+def narrow_frozen(model: Any) -> None:
+    """Keep the frozen weights of adapted layers in bf16, as autocast multiplies by them: else it would round them anew
+    in every pass."""
+    for module in model.modules():
+        if isinstance(module, LoRALinear):
+            module.base.to(torch.bfloat16)
+
+
+def compile_blocks(model: Any) -> None:
+    """Compile a model's blocks in place, all by the code of one of them: a block of a small model is some hundred
+    kernels and as many words from the host, and the host is what a step waits for."""
+    for block in model.base_model.layers:
+        block.compile()
 
 
 def save_lora(model: Any, folder: Path, base: str) -> None:
@@ -168,15 +184,19 @@ def encode_examples(
 def loss_of(model: Any, rows: Sequence[tuple[list[int], int]], device: torch.device) -> Tensor:
     """Mean cross-entropy of the solutions' tokens, in nats. Rows are padded on the right, where no token looks, so that
     attention needs no mask; the LM head sees only the places that count."""
-    length = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([[*ids, *[0] * (length - len(ids))] for ids, _ in rows], device=device)
+    length = -(-max(len(ids) for ids, _ in rows) // ALIGNED) * ALIGNED
+    ids = torch.tensor([[*ids, *[0] * (length - len(ids))] for ids, _ in rows])
     places = torch.arange(1, length)
     starts, ends = (torch.tensor(numbers)[:, None] for numbers in zip(*((n, len(i)) for i, n in rows), strict=True))
-    counts = ((places >= starts) & (places < ends)).to(device)  # [B, length - 1], for the token at each place
+    wanted = (places >= starts) & (places < ends)  # [B, length - 1], of the token at each place
+    # what counts is worked out on the host, which then need not wait for the device
+    before = nn.functional.pad(wanted, (0, 1)).flatten().nonzero()[:, 0].to(device, non_blocking=True)
+    tokens = ids[:, 1:][wanted].to(device, non_blocking=True)
+    ids = ids.to(device, non_blocking=True)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # [B, length, d]
-        logits = model.get_output_embeddings()(hidden[:, :-1][counts])
-    return nn.functional.cross_entropy(logits.float(), ids[:, 1:][counts])
+        logits = model.get_output_embeddings()(hidden.flatten(0, 1)[before])
+    return nn.functional.cross_entropy(logits.float(), tokens)
 
 
 def fit(
@@ -195,6 +215,9 @@ def fit(
     """
     start = time.monotonic()
     model.to(device).train()
+    if device.type == "cuda":
+        narrow_frozen(model)
+        compile_blocks(model)
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     optimizer = torch.optim.AdamW(weights.values(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     progress = restore(checkpoint, weights, optimizer, settings)

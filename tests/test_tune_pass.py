@@ -1,0 +1,56 @@
+"""The descent that finds launch parameters of a whole pass: what it tries is sound, and it ends where nothing gains."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from benches import bench_module
+
+from pad_engine.kernels.tuning import AttentionConfig, TileConfig
+
+tune_pass = bench_module("tune_pass")
+CUDA = torch.device("cuda")
+H100 = "nvidia-h100-80gb-hbm3"
+
+
+@pytest.mark.parametrize("pair", [("135m", 1), ("135m", 16), ("1b", 16), ("8b", 64)])
+def test_neighbours_are_others_and_fit(pair: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_pass.tuning, "card_name", lambda device: H100)
+    state, names = tune_pass.measured(pair, CUDA), tune_pass.keys(pair)
+    assert state.keys() == set(tune_pass.PARTS) <= names.keys()
+    assert names["qkv"] in tune_pass.tuning.table(H100)
+    for part, value in state.items():
+        near = list(tune_pass.near(pair, part, value))
+        assert near and len(set(near)) == len(near) and value not in near, part
+        for one in near:
+            if isinstance(one, TileConfig) and pair[1] > 1:
+                bytes_ahead = (one.block * (2 if part == "gate_up" else 1) + pair[1]) * 2 * one.block_k
+                assert bytes_ahead * (one.stages - 1) <= 227 * 1024 and one.block >= 16, (part, one)
+    # unsplit reductions are among them where one is split
+    if pair == ("135m", 16):
+        assert state["down"].split_k > 1
+        assert any(one.split_k == 1 and one.block == 16 for one in tune_pass.near(pair, "down", state["down"]))
+
+
+def test_descent_ends_where_no_part_alone_is_faster() -> None:
+    tiles = [TileConfig(block, 64) for block in (16, 32, 64)]
+    attentions = [AttentionConfig(splits) for splits in (16, 32)]
+    start: dict[str, Any] = {"attention": attentions[0], "out": tiles[0], "release": 1}
+    calls = []
+
+    def time(parameters: Mapping[str, Any]) -> float:
+        calls.append(dict(parameters))
+        # the best of `out` depends on the attention, which is tried first
+        best = 32 if parameters["attention"].splits == 32 else 64
+        return 10 + (parameters["attention"].splits == 16) + (parameters["out"].block != best) + parameters["release"]
+
+    near = {"attention": attentions[1:], "out": tiles[1:], "release": [2]}
+    best, fastest = tune_pass.descend(start, near, time)
+    assert best == {"attention": attentions[1], "out": tiles[1], "release": 1} and fastest == 11
+    assert start["out"] == tiles[0] and {"attention": attentions[0], "out": tiles[0], "release": 1} in calls
+
+
+def test_descent_takes_no_gain_that_may_be_noise() -> None:
+    start = {"release": 1}
+    assert tune_pass.descend(start, {"release": [2]}, lambda p: 1.0 - 0.001 * (p["release"] == 2)) == (start, 1.0)
