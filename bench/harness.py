@@ -163,6 +163,18 @@ def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
     return start.elapsed_time(end)
 
 
+def runs(launch: Callable[[], object]) -> bool:
+    """Compile kernels into the cache on disk, by launching them; False if the card cannot run them."""
+    try:
+        launch()
+        torch.cuda.synchronize()
+    except Exception as error:  # too much shared memory or too many registers, in several types of error
+        if isinstance(error, (TypeError, AttributeError)) or "illegal" in str(error):
+            raise
+        return False
+    return True
+
+
 def busy_ms(queue: Callable[[], object], count: int, warm: int = 3) -> float:
     """Milliseconds of one of `count` rounds that the host queues without waiting for any of them, by two events;
     without a GPU by the host's clock, which is for tests.

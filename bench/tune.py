@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from harness import git_commit, graph_ms
+from harness import git_commit, graph_ms, runs
 from torch import Tensor
 from tune_attention import AttentionCase, Heads, attentions, time_attention
 from tune_attention import candidates as attention_candidates
@@ -95,18 +95,6 @@ class Case:
 
 Job = tuple[Product, list[TileConfig], bool]
 AttentionJob = tuple[Heads, list[AttentionConfig], bool]
-
-
-def runs(launch: Callable[[], None]) -> bool:
-    """Compile a candidate into the cache on disk, by launching it; False if the card cannot run it."""
-    try:
-        launch()
-        torch.cuda.synchronize()
-    except Exception as error:  # too much shared memory or too many registers, in several types of error
-        if "illegal" in str(error):
-            raise
-        return False
-    return True
 
 
 def compile_some(jobs: list[Job]) -> list[tuple[Product, TileConfig]]:

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from statistics import median
 
 import torch
-from harness import capture, replay_ms
+from harness import capture, replay_ms, runs
 from shapes import random_decoder, shape_config
 from tune_attention import Heads, attentions
 from tune_products import near_tiles, products
@@ -111,13 +111,12 @@ def descend(
 class PassCase:
     """A decoder of random weights, and a pass over a chain."""
 
-    def __init__(self, shape: str, num_layers: int | None) -> None:
-        cuda = torch.device("cuda")
-        self.decoder = random_decoder(shape, cuda, torch.bfloat16, CAPACITY, num_layers)
+    def __init__(self, shape: str, num_layers: int | None, device: torch.device, dtype: torch.dtype) -> None:
+        self.decoder = random_decoder(shape, device, dtype, CAPACITY, num_layers)
         self.cache = self.decoder.new_cache(capacity=CAPACITY, scratch=SCRATCH)
         for buffer in self.cache.buffers.values():
             buffer.normal_()
-        self.forest, self.requests = DeviceForest(1, cuda), DeviceRequests(1, CAPACITY, cuda)
+        self.forest, self.requests = DeviceForest(1, device), DeviceRequests(1, CAPACITY, device)
         self.requests.fill(0, list(range(CONTEXT + 1)), CAPACITY, [], 0, 0.0)
         self.requests.upload()
         self.passes = FusedPass(self.decoder, self.cache, num_tokens=self.decoder.config.vocab_size)
@@ -134,7 +133,8 @@ class PassCase:
             else:
                 self.passes.pdl[rows] = value
         self.passes.allocate()
-        return partial(self.passes.launch, rows, self.forest.token, self.forest, self.requests)
+        passes, forest = self.passes, self.forest
+        return partial(passes.launch, rows, forest.token, forest, self.requests, passes.to_prefix(rows))
 
     def time(self, rows: int, parameters: Mapping[str, Value]) -> float:
         """Milliseconds of a pass: the median of many replays."""
@@ -149,25 +149,18 @@ Job = tuple[list[Trial], dict[Pair, dict[str, Value]]]  # trials, and what their
 @lru_cache(1)
 def small_case(shape: str) -> PassCase:
     """A pass through one layer, which has every kernel of it."""
-    return PassCase(shape, 1)
+    return PassCase(shape, 1, torch.device("cuda"), torch.bfloat16)
 
 
 @torch.inference_mode()
 def compile_trials(job: Job) -> list[Trial]:
     """Compile trials into the cache on disk; returns those that the card can run."""
     trials, states = job
-    valid = []
-    for trial in trials:
-        queue = small_case(trial.pair[0]).queue(trial.pair[1], states[trial.pair] | {trial.part: trial.value})
-        try:
-            queue()
-            torch.cuda.synchronize()
-        except Exception as error:  # too much shared memory or too many registers, in several types of error
-            if "illegal" in str(error):
-                raise
-        else:
-            valid.append(trial)
-    return valid
+    return [
+        one
+        for one in trials
+        if runs(small_case(one.pair[0]).queue(one.pair[1], states[one.pair] | {one.part: one.value}))
+    ]
 
 
 @torch.inference_mode()
@@ -209,7 +202,7 @@ def descend_shape(
     report: Callable[[str], None],
 ) -> dict[Pair, dict[str, Value]]:
     """One round of the descent for all passes of a shape."""
-    case, found = PassCase(shape, None), {}
+    case, found = PassCase(shape, None, torch.device("cuda"), torch.bfloat16), {}
     for pair in pairs:
         mine = {part: [trial.value for trial in valid if (trial.pair, trial.part) == (pair, part)] for part in PARTS}
         first = case.time(pair[1], states[pair])

@@ -6,18 +6,19 @@ from typing import Any
 import pytest
 import torch
 from benches import bench_module
+from launches import CUDA, DEVICE
 
+from pad_engine.kernels.row_tiles import OFF
 from pad_engine.kernels.tuning import AttentionConfig, TileConfig
 
 tune_pass = bench_module("tune_pass")
-CUDA = torch.device("cuda")
 H100 = "nvidia-h100-80gb-hbm3"
 
 
 @pytest.mark.parametrize("pair", [("135m", 1), ("135m", 16), ("1b", 16), ("8b", 64)])
 def test_neighbours_are_others_and_fit(pair: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_pass.tuning, "card_name", lambda device: H100)
-    state, names = tune_pass.measured(pair, CUDA), tune_pass.keys(pair)
+    state, names = tune_pass.measured(pair, torch.device("cuda")), tune_pass.keys(pair)
     assert state.keys() == set(tune_pass.PARTS) <= names.keys()
     assert names["qkv"] in tune_pass.tuning.table(H100)
     for part, value in state.items():
@@ -31,6 +32,17 @@ def test_neighbours_are_others_and_fit(pair: tuple[str, int], monkeypatch: pytes
     if pair == ("135m", 16):
         assert state["down"].split_k > 1
         assert any(one.split_k == 1 and one.block == 16 for one in tune_pass.near(pair, "down", state["down"]))
+
+
+def test_a_pass_runs_with_the_parameters_of_a_trial() -> None:
+    with torch.inference_mode():
+        case = tune_pass.PassCase("tiny", 1, DEVICE, torch.bfloat16 if CUDA else torch.float16)
+        for rows in (1, 16):
+            tile = TileConfig(block=32, block_k=64)
+            state = {"attention": AttentionConfig(splits=8), "out": tile, "release": OFF}
+            case.queue(rows, state)()
+            assert (case.passes.attention[rows].splits, case.passes.tiles["out", rows]) == (8, tile)
+        assert case.passes.hidden[:16].isfinite().all() and case.passes.hidden[:16].any()
 
 
 def test_descent_ends_where_no_part_alone_is_faster() -> None:
