@@ -105,26 +105,31 @@ def with_prefetch(product: Product, config: TileConfig) -> Iterator[TileConfig]:
 
 
 def near_tiles(product: Product, tile: TileConfig) -> Iterator[TileConfig]:
-    """For a layer's product, parameters of which one is another, or two that make up for each other, and unsplit
-    reductions by small programs: the parts of a split one meet through memory, which the products behind wait for."""
+    """For a layer's product, parameters of which one is another, or two that make up for each other, and steps in lanes
+    where there are none."""
     fields = ("block", "block_k", "split_k", "warps")
     found = [replace(tile, **{field: 2 * getattr(tile, field)}) for field in fields]
     found += [replace(tile, **{field: getattr(tile, field) // 2}) for field in fields]
     for one, other in (("block", "block_k"), ("block", "split_k"), ("block", "warps"), ("block_k", "split_k")):
         for up, down in ((one, other), (other, one)):
             found.append(replace(tile, **{up: 2 * getattr(tile, up), down: getattr(tile, down) // 2}))
-    found += [replace(tile, stages=stages) for stages in (tile.stages - 1, tile.stages + 1, 2 * tile.stages)]
-    if product.rows > 1:
-        found += [
-            replace(tile, block=block, block_k=block_k, split_k=1, stages=3)
-            for block, block_k in itertools.product((16, 32), (128, 256, 512))
-        ]
+    if tile.lanes == 1:
+        found += [replace(tile, stages=stages) for stages in (tile.stages - 1, tile.stages + 1, 2 * tile.stages)]
+    found += lane_tiles(product) if product.rows > 1 and tile.lanes == 1 else []
     found += [replace(tile, prefetch=0), *with_prefetch(product, tile)]
     tried = {tile}
     for one in found:
         if sound(product, one) and one not in tried:
             tried.add(one)
             yield one
+
+
+def lane_tiles(product: Product) -> Iterator[TileConfig]:
+    """Steps that take most of the reduction, with as many lanes as warps."""
+    halves = 2 if product.op == "gate_up" else 1
+    for rows, block_k, split_k, warps in itertools.product((16, 32), (512, 1024, 2048), (1, 2, 4), (4, 8)):
+        if block_k * split_k * 4 >= product.k and (split_k == 1 or product.k > 2048):
+            yield TileConfig(rows // halves, block_k, split_k, stages=1, warps=warps, lanes=warps)
 
 
 def sound(product: Product, tile: TileConfig) -> bool:
@@ -139,7 +144,13 @@ def sound(product: Product, tile: TileConfig) -> bool:
     if product.rows == 1:
         per_thread = halves * tile.block * tile.block_k // (32 * tile.warps)
         return tile.split_k == 1 and tile.stages in (1, 2, 4) and per_thread >= 8 and per_thread * tile.stages <= 128
-    shared = (halves * tile.block * product.item + product.rows * 2) * tile.block_k * (tile.stages - 1)
-    fits = shared <= SHARED and halves * tile.block <= 128
-    splits = 1 if product.op == "gate_up" else 8
-    return fits and tile.block >= 16 and tile.block_k >= 64 and tile.split_k <= splits and tile.stages > 1
+    splits, held = 1 if product.op == "gate_up" else 8, tile.stages - 1
+    if tile.lanes > 1:
+        held = 1
+        per_thread = halves * tile.block * tile.block_k // (32 * tile.warps)
+        steps = -(-product.k // (tile.block_k * tile.split_k))
+        if per_thread > 128 or tile.block_k < 32 * tile.lanes or steps > 4:
+            return False
+    shared = (halves * tile.block * product.item + product.rows * 2) * tile.block_k * held
+    fits = held > 0 and shared <= SHARED and halves * tile.block <= 128
+    return fits and halves * tile.block >= 16 and tile.block_k >= 64 and tile.split_k <= splits

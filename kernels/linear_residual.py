@@ -12,6 +12,8 @@ from torch import Tensor
 from pad_engine.kernels.row_tiles import (
     OFF,
     add_parts,
+    lane_product,
+    lane_tile,
     many_row_product,
     one_row_product,
     prefetch_rows,
@@ -96,6 +98,7 @@ def linear_residual_kernel(
     EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
+    LANES: tl.constexpr,
     PREFETCH: tl.constexpr,
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
@@ -125,6 +128,12 @@ def linear_residual_kernel(
             h = tl.load(h_pointers, mask=ok[:, None], other=0.0).to(tl.float32)
         sums, _ = one_row_product(w, x_ptr, None, w_ptr, columns, ok, k_begin, k_end, K, BLOCK_K, EVEN_K, STAGES)
         acc = sums[:, None]
+    elif LANES > 1:
+        w = lane_tile(w_ptr, columns, ok, k_begin, k_end, K, BLOCK_K, LANES, EVEN_K, "evict_first")
+        wait_for_inputs(PDL)
+        if ADD:
+            h = tl.load(h_pointers, mask=ok[:, None], other=0.0).to(tl.float32)
+        acc = lane_product(w, x_ptr, w_ptr, columns, ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, LANES, EVEN_K, STAGES)
     else:
         wait_for_inputs(PDL)
         if ADD:
@@ -182,6 +191,7 @@ def linear_residual(
         NORM=norm is not None and n > 1,
         SQUARES=n > 1 or norm is None,
         ROWS=n,
+        LANES=config.lanes,
         PDL=pdl,
         launch_pdl=pdl != OFF,
         **config.arguments(k),

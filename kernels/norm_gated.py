@@ -45,6 +45,7 @@ def norm_gated_kernel(
     EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
+    LANES: tl.constexpr,
     PREFETCH: tl.constexpr,
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
@@ -60,7 +61,7 @@ def norm_gated_kernel(
     scale = row_scales(scale_ptr, weight_rows, ok)
     acc, squares = normed_product(
         h_ptr, norm_ptr, normed_ptr, squares_ptr, w_ptr, weight_rows, ok, spread_rows, 0, K, K,
-        ROWS, 2 * BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL,
+        ROWS, 2 * BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL, LANES,
     )  # fmt: skip
     y = acc * inverse_rms(squares, K, eps)[None, :] * scale[:, None]
     if bias_ptr is not None:
@@ -101,6 +102,7 @@ def norm_gated(
         K=k,
         eps=eps,
         ACT=act,
+        LANES=config.lanes,
         PDL=pdl,
         launch_pdl=pdl != OFF,
         **norm_arguments(n, squares),

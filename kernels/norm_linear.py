@@ -15,6 +15,8 @@ from pad_engine.kernels.row_tiles import (
     OFF,
     add_parts,
     inverse_rms,
+    lane_product,
+    lane_tile,
     many_row_product,
     one_row_product,
     prefetch_rows,
@@ -62,6 +64,7 @@ def normed_product(
     PREFETCH: tl.constexpr,
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
+    LANES: tl.constexpr = 1,
 ):
     """A tile of the product without the factor 1 / rms: fp32 `[BLOCK, ROWS]`, and the sums of squares for it. Waits."""
     if PDL and PREFETCH > 0:
@@ -73,6 +76,14 @@ def normed_product(
             w, h_ptr, norm_ptr, w_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, EVEN_K, STAGES
         )
         return sums[:, None], tl.full((1,), 0.0, tl.float32) + squares
+    elif LANES > 1:
+        w = lane_tile(w_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, LANES, EVEN_K, "evict_first")
+        wait_for_inputs(PDL)
+        parts = square_parts(squares_ptr, ROWS, NUM_SQUARES, BLOCK_SQUARES)
+        acc = lane_product(
+            w, normed_ptr, w_ptr, weight_rows, row_ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, LANES, EVEN_K, STAGES
+        )
+        return acc, tl.sum(parts, 0)
     else:
         wait_for_inputs(PDL)
         parts = square_parts(squares_ptr, ROWS, NUM_SQUARES, BLOCK_SQUARES)
@@ -105,6 +116,7 @@ def norm_linear_kernel(
     EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
+    LANES: tl.constexpr,
     PREFETCH: tl.constexpr,
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
@@ -121,7 +133,7 @@ def norm_linear_kernel(
     scale = row_scales(scale_ptr, columns, ok)
     acc, squares = normed_product(
         h_ptr, norm_ptr, normed_ptr, squares_ptr, w_ptr, columns, ok, spread_rows, k_begin, k_end, K,
-        ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL,
+        ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL, LANES,
     )  # fmt: skip
     if SPLIT_K > 1:
         last, acc = add_parts(part_ptr, ticket_ptr, acc, columns, ok, M, ROWS, SPLIT_K)
@@ -170,6 +182,7 @@ def norm_linear(
         M=m,
         K=k,
         eps=eps,
+        LANES=config.lanes,
         PDL=pdl,
         launch_pdl=pdl != OFF,
         **norm_arguments(n, squares),

@@ -202,6 +202,63 @@ def many_row_product(
 
 
 @triton.jit
+def lane_tile(
+    ptr,
+    rows,
+    row_ok,
+    k,
+    k_end,
+    K,
+    BLOCK_K: tl.constexpr,
+    LANES: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    POLICY: tl.constexpr,
+):
+    """`[LANES, rows, BLOCK_K / LANES]` of a matrix `[., K]`: BLOCK_K columns dealt out in LANES ranges."""
+    STEP: tl.constexpr = BLOCK_K // LANES
+    columns = k + tl.arange(0, LANES)[:, None] * STEP + tl.arange(0, STEP)[None, :]
+    pointers = tl.max_contiguous(ptr + rows.to(tl.int64)[None, :, None] * K + columns[:, None, :], [1, 1, 8])
+    mask = row_ok[None, :, None] if EVEN_K else row_ok[None, :, None] & (columns < k_end)[:, None, :]
+    return tl.load(pointers, mask=mask, other=0.0, eviction_policy=POLICY)
+
+
+@triton.jit
+def lane_product(
+    w,
+    x_ptr,
+    w_ptr,
+    weight_rows,
+    row_ok,
+    k_begin,
+    k_end,
+    K,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    LANES: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """many_row_product for steps that take much of the reduction: warps share one, each with lanes of columns of its
+    own, so that no chain of products is as long as the step. w: the first lane_tile of weights, which the caller has
+    read before it waited for x. STEPS: of the range."""
+    rows = tl.arange(0, ROWS)
+    precision: tl.constexpr = "ieee" if x_ptr.dtype.element_ty == tl.float32 else "tf32"
+    acc = tl.zeros((LANES, BLOCK, ROWS), tl.float32)
+    for step in tl.static_range(STEPS):
+        k = k_begin + step * BLOCK_K
+        x = lane_tile(x_ptr, rows, rows < ROWS, k, k_end, K, BLOCK_K, LANES, EVEN_K, "")
+        following = w
+        if step < STEPS - 1:
+            following = lane_tile(
+                w_ptr, weight_rows, row_ok, k + BLOCK_K, k_end, K, BLOCK_K, LANES, EVEN_K, "evict_first"
+            )
+        acc = tl.dot(exactly(w, x.dtype), tl.permute(x, (0, 2, 1)), acc, input_precision=precision)
+        w = following
+    return tl.sum(acc, 0)
+
+
+@triton.jit
 def square_parts(squares_ptr, ROWS: tl.constexpr, NUM_SQUARES: tl.constexpr, BLOCK_SQUARES: tl.constexpr):
     """fp32 `[BLOCK_SQUARES, ROWS]`: the partial sums of squares that the kernel before left."""
     part, rows = tl.arange(0, BLOCK_SQUARES), tl.arange(0, ROWS)

@@ -24,7 +24,8 @@ class TileConfig:
     reduction. stages: depth of the software pipeline; at one row, of the unrolling. warps: of a program. per_core:
     programs that the persistent LM head starts on each multiprocessor. prefetch: columns of the weights that a program
     asks for before it waits for its input, 16 bytes a thread at least; rows of K elements are then multiples of 16
-    bytes."""
+    bytes. lanes: parts of a step's columns that warps multiply side by side, for products of several rows whose step is
+    most of their reduction (stages then follows from the steps); 1 for a pipeline of steps."""
 
     block: int
     block_k: int
@@ -33,6 +34,7 @@ class TileConfig:
     warps: int = 4
     per_core: int = 1
     prefetch: int = 0
+    lanes: int = 1
 
     def arguments(self, k: int) -> dict[str, int | bool]:
         """The arguments of a launch over k columns."""
@@ -41,7 +43,7 @@ class TileConfig:
             "BLOCK_K": self.block_k,
             "EVEN_K": k % (self.block_k * self.split_k) == 0,
             "SPLIT_K": self.split_k,
-            "STAGES": self.stages,
+            "STAGES": self.stages if self.lanes == 1 else -(-k // (self.block_k * self.split_k)),
             "PREFETCH": self.prefetch,
             "THREADS": 32 * self.warps,
             "num_warps": self.warps,

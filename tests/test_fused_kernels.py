@@ -36,6 +36,8 @@ SHAPES = [
     (70, 50, TileConfig(32, 32, split_k=3)),
     (40, 112, TileConfig(16, 16, split_k=3)),
     (144, 576, TileConfig(64, 64, split_k=3)),
+    (40, 112, TileConfig(16, 128, lanes=4)),
+    (70, 200, TileConfig(32, 64, split_k=2, lanes=2)),
 ]
 if CUDA:
     SHAPES += [
@@ -43,12 +45,20 @@ if CUDA:
         (960, 576, TileConfig(16, 64, split_k=2, stages=2, warps=8)),
         (576, 1536, TileConfig(32, 128, split_k=2, stages=4, prefetch=256)),
         (1000, 584, TileConfig(64, 64, stages=3, prefetch=512)),
+        (576, 1536, TileConfig(16, 2048, warps=8, lanes=8, prefetch=1024)),
+        (960, 576, TileConfig(16, 1024, warps=4, lanes=8)),
+        (1000, 4096, TileConfig(32, 512, split_k=2, warps=8, lanes=4)),
     ]
-GATED_SHAPES = [(48, 64, TileConfig(16, 32)), (35, 50, TileConfig(8, 32, stages=1))]
+GATED_SHAPES = [
+    (48, 64, TileConfig(16, 32)),
+    (35, 50, TileConfig(8, 32, stages=1)),
+    (35, 112, TileConfig(8, 128, lanes=4)),
+]
 if CUDA:
     GATED_SHAPES += [
         (1536, 576, TileConfig(32, 64, stages=2)),
         (100, 1152, TileConfig(16, 128, stages=4, prefetch=256)),
+        (1536, 576, TileConfig(8, 1024, warps=8, lanes=8)),
     ]
 WIDTHS = [(96, 32), (70, 16), (576, 64)]  # of a hidden state, and of its tiles
 Shape = tuple[int, int, TileConfig]

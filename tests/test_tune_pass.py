@@ -26,12 +26,13 @@ def test_neighbours_are_others_and_fit(pair: tuple[str, int], monkeypatch: pytes
         assert near and len(set(near)) == len(near) and value not in near, part
         for one in near:
             if isinstance(one, TileConfig) and pair[1] > 1:
-                bytes_ahead = (one.block * (2 if part == "gate_up" else 1) + pair[1]) * 2 * one.block_k
-                assert bytes_ahead * (one.stages - 1) <= 227 * 1024 and one.block >= 16, (part, one)
-    # unsplit reductions are among them where one is split
+                rows = one.block * (2 if part == "gate_up" else 1)
+                steps = one.stages - 1 if one.lanes == 1 else 1
+                assert (rows + pair[1]) * 2 * one.block_k * steps <= 227 * 1024 and rows >= 16, (part, one)
     if pair == ("135m", 16):
-        assert state["down"].split_k > 1
-        assert any(one.split_k == 1 and one.block == 16 for one in tune_pass.near(pair, "down", state["down"]))
+        assert all(
+            any(one.lanes > 1 for one in tune_pass.near(pair, op, state[op])) for op in ("qkv", "gate_up", "down")
+        )
 
 
 def test_a_pass_runs_with_the_parameters_of_a_trial() -> None:
