@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
@@ -68,22 +68,14 @@ def write_mark(folder: Path, name: str, mark: Mark) -> str:
 
 class Queue:
     """Jobs on their way. folder: of logs and marks. at_once: how many run at the same time at most. program: that they
-    are commands of, `pad` if none is named. environment: what theirs has beside this process's own. found: what became
-    of each by its name."""
+    are commands of, `pad` if none is named. found: what became of each by its name."""
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        folder: Path,
-        at_once: int,
-        program: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, jobs: Sequence[Job], folder: Path, at_once: int, program: Sequence[str] = ()) -> None:
         self.waiting, self.folder, self.at_once = list(jobs), folder, at_once
         self.program = list(program or PAD)
         # several processes share the processor's cores
         threads = str(max(1, len(os.sched_getaffinity(0)) // at_once))
-        self.environment = {"OMP_NUM_THREADS": threads, **os.environ, **(environment or {})}
+        self.environment = {"OMP_NUM_THREADS": threads, **os.environ}
         self.running: dict[str, tuple[Job, Popen[bytes], list[str]]] = {}
         self.found: dict[str, str] = {}
         folder.mkdir(parents=True, exist_ok=True)

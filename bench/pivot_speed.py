@@ -4,8 +4,9 @@
         --rules "pivot:sigma=0.2; pivot:sigma=0.5; margin:form=gap,m=0.05"
 
 One stream, temperature 0, questions of the test split. Widening (pad_engine/models/widen.py) keeps the function, so
-acceptance is that of the pair up to rounding, and gives steps the cost of the shapes: target 8b, draft model 1b. What
-the rules do to answers is measured on many questions at once by pivot_study.py.
+acceptance is that of the pair up to rounding, and gives steps the cost of the shapes: target 8b, draft model 1b. Its
+smallest numbers are none of fp16, so on a GPU all is in bf16 here; in the type of the study, the pair as it is is timed
+by pivot_study.py. That also measures, on many questions at once, what the rules do to answers.
 """
 
 import argparse

@@ -3,16 +3,19 @@
     python bench/pivot_study.py all --pairs-dir pairs --out h100 --jobs 6
     python bench/pivot_study.py label --pairs-dir pairs --out h100 --only mixed --minutes 8
 
-Stages: label (in shards), train, base (target, draft model, greedy verification), calibrate, eval (the certified
-setting of each rule, and its own distribution without speculation), sweep (settings from strict to loose), speed (one
-stream), summary, all. Each is a number of `pad` commands (jobs.py), those of the classifier first. A call takes the
-minutes it is given and little more, and the same call goes on where it stopped. `summary` makes
-results/<out>/pivot-<pair>.json and .svg of what there is.
+Stages: label (in shards), train, base (target, draft model and greedy verification, on the questions to calibrate on
+and on those to test on), calibrate, eval (the certified setting of each rule, and its own distribution without
+speculation), sweep (settings from strict to loose), speed (one stream), summary, all. Each is a number of `pad`
+commands (jobs.py), the classifier's chain first. A call takes the minutes it is given and little more, and the same
+call goes on where it stopped. `summary` makes results/<out>/pivot-<pair>.json and .svg of what there is.
 
-All is decoded in fp32. In bf16 a pass over several drafted tokens rounds otherwise than one over a single token: greedy
-verification then departs from the target's ids, which harms some questions by itself and makes pivots of tokens that
-are none. That would be counted against every rule and learnt by the classifier. --tf32 lets matrix products round to
-ten bits, which is quicker and departs less often than bf16; the summary says how often. Next to read: pivot_summary.py.
+All is decoded in fp16, and timed in it. Types narrower than fp32 round a pass over several drafted tokens otherwise
+than one over a single token: greedy verification then departs from the target's ids here and there, which harms some
+questions by itself and makes pivots of tokens that are none. That is counted against every rule and learnt by the
+classifier. fp16 has a mantissa of ten bits, as many as TF32, and bf16 has seven: fp16 rounds eight times finer at
+bf16's speed, in half of fp32's memory. Its largest number is 65,504; what exceeds it fails its job by the question's
+name. The summary says for how many questions greedy verification gives the target's ids, and how many it harms; with
+--dtype float32 these are next to none. Next to read: pivot_summary.py.
 """
 
 import argparse
@@ -24,9 +27,9 @@ from functools import partial
 from pathlib import Path
 
 from jobs import AGAIN, DONE, Job, Queue, stop_on_sigterm
-from pivot_summary import FACTS, read_facts, summarise
+from pivot_summary import summarise
 
-from pad_engine.files import write_file, write_json
+from pad_engine.files import write_file
 from pad_engine.training.settings import GREEDY, sweep_of, with_setting
 
 # the third of all texts that a question is from depends on its text alone, so the three steps share none; pairs.py
@@ -57,9 +60,11 @@ RULES = {
 }
 TIMED = ("pivot", "gap", "typical")  # the engine's own rules; the others are there to be compared with
 PUBLISHED = 0.5  # sigma of the paper's headline speed
+BASE, BASE_CALIBRATION = "base-{pair}.jsonl", "base-calibration-{pair}.jsonl"  # answers that others are compared with
 SWEEPS = 3  # jobs of a rule's sweep, each with some settings of all strengths
 STAGES = ("label", "train", "base", "calibrate", "eval", "sweep", "speed")
-TF32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}  # in the environment of `pad`
+# names of the jobs whose chain is the longest: labels, training, and the classifier's rule calibrated and tested
+CHAIN = re.compile("label-|train-|base-calibration-|(calibrate|eval)-.*-pivot$")
 REFUSED = re.compile(r"nothing can be certified: .*|the target alone has .* any rule would pass")
 
 
@@ -135,19 +140,20 @@ class Study:
             "calibrate", *self.asked("calibration", args.questions), "--depth", str(args.depth),
             "--rule", self.rule(name), "--settings", ",".join(f"{value:g}" for value in RULES[name].settings),
             "--max-loss", str(args.max_loss), "--confidence", str(args.confidence),
+            "--answers", str(self.place(BASE_CALIBRATION)),
             "--out", str(self.place(f"calibrate-{{pair}}-{name}.jsonl")),
         ]  # fmt: skip
 
-    def evaluate(self, out: str, specs: Sequence[str], questions: int, *more: str) -> list[str]:
+    def evaluate(self, out: str, specs: Sequence[str], questions: int, *more: str, split: str = "test") -> list[str]:
         """`pad eval` of rules, into a file of this pair."""
         return [
-            "eval", *self.asked("test", questions), "--depth", str(self.args.depth), "--rules", ";".join(specs),
-            "--confidence", str(self.args.confidence), *more, "--out", str(self.place(out)),
+            "eval", *self.asked(split, questions), "--split", split, "--depth", str(self.args.depth),
+            "--rules", ";".join(specs), "--confidence", str(self.args.confidence), *more, "--out", str(self.place(out)),
         ]  # fmt: skip
 
-    def base(self) -> list[str]:
+    def base(self, split: str, out: str) -> list[str]:
         """The target, the draft model and greedy verification: what all rules are compared with."""
-        return self.evaluate("base-{pair}.jsonl", [GREEDY], self.args.questions)
+        return self.evaluate(out, [GREEDY], self.args.questions, split=split)
 
     def eval(self, name: str) -> list[str] | str:
         """The certified setting of a rule, and the rule's own distribution."""
@@ -168,7 +174,7 @@ class Study:
     def tested(self, out: str, specs: Sequence[str], *more: str) -> list[str]:
         """Settings of a rule, into a file of answers. That begins as a copy of the base's, which saves decoding these
         again and again."""
-        place, base = self.place(out), self.place("base-{pair}.jsonl")
+        place, base = self.place(out), self.place(BASE)
         if not place.exists():
             write_file(place, base.read_bytes())
         return self.evaluate(out, specs, self.args.questions, *more)
@@ -182,17 +188,20 @@ class Study:
     def jobs(self) -> dict[str, list[Job]]:
         """The jobs of each stage."""
         pair = self.pair
-        label, train, base = f"label-{pair}", f"train-{pair}", f"base-{pair}"
+        label, train = f"label-{pair}", f"train-{pair}"
+        base, base_calibration = f"base-{pair}", f"base-calibration-{pair}"
         shards = {f"{label}-{number}": partial(self.label, number) for number in self.shards}
         found: dict[str, list[Job]] = {stage: [] for stage in STAGES}
         found["label"] += [Job(name, command) for name, command in shards.items()]
         found["label"] += [Job(label, self.merge, tuple(shards))]
         found["train"] += [Job(train, self.train, (label,))]
-        found["base"] += [Job(base, self.base)]
+        found["base"] += [Job(base_calibration, partial(self.base, "calibration", BASE_CALIBRATION))]
+        found["base"] += [Job(base, partial(self.base, "test", BASE))]
         for name in RULES:
             made = (train,) if name == "pivot" else ()
             calibrate = f"calibrate-{pair}-{name}"
-            found["calibrate"] += [Job(calibrate, partial(self.calibrate, name), made, REFUSED)]
+            needs = (base_calibration, *made)
+            found["calibrate"] += [Job(calibrate, partial(self.calibrate, name), needs, REFUSED)]
             found["eval"] += [Job(f"eval-{pair}-{name}", partial(self.eval, name), (base, calibrate))]
             found["sweep"] += [
                 Job(f"sweep-{pair}-{name}-{number}", partial(self.sweep, name, number), (base, *made))
@@ -204,22 +213,12 @@ class Study:
 
 
 def in_order(studies: Sequence[Study], stages: Sequence[str]) -> list[Job]:
-    """The jobs of all pairs, stage by stage, and in each those of the classifier's rule first."""
+    """The jobs of all pairs: first the longest chain, then what is left, stage by stage, and in each the classifier's
+    rule first."""
     per_pair = [study.jobs() for study in studies]
     by_stage = [[job for found in per_pair for job in found[stage]] for stage in stages]
-    return [job for jobs in by_stage for job in sorted(jobs, key=lambda job: "-pivot" not in job.name)]
-
-
-def begin(args: argparse.Namespace) -> dict[str, str]:
-    """The environment of the jobs. What rounds otherwise is not to be mixed, and the answers' own headers do not tell
-    it, so the work folder does; SystemExit if it was begun the other way."""
-    args.work.mkdir(parents=True, exist_ok=True)
-    if not (args.work / FACTS).is_file():
-        write_json(args.work / FACTS, {"environment": TF32 if args.tf32 else {}})
-    environment = read_facts(args.work)
-    if bool(environment) != args.tf32:
-        raise SystemExit(f"{args.work} was begun with{'' if environment else 'out'} --tf32: name another --work")
-    return environment
+    every = [job for jobs in by_stage for job in sorted(jobs, key=lambda job: "-pivot" not in job.name)]
+    return sorted(every, key=lambda job: not CHAIN.match(job.name))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -231,7 +230,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("bench-logs/pivot"), help="folder of labels, answers, logs")
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), help="pairs")
     parser.add_argument("--minutes", type=float, default=8.0, help="of this call")
-    parser.add_argument("--jobs", type=int, default=1, help="commands at the same time; 6 fill 80 GB")
+    parser.add_argument("--jobs", type=int, default=1, help="commands at the same time; 80 GB hold 6")
     parser.add_argument("--model", default="smollm2-135m", help="base of the target: short name or folder")
     parser.add_argument("--labeller", choices=["greedy", "pad"], default="greedy")
     parser.add_argument("--label-questions", type=int, default=3000)
@@ -242,10 +241,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-loss", type=float, default=0.02)
     parser.add_argument("--confidence", type=float, default=0.95)
     parser.add_argument("--depth", type=int, default=8, help="drafted tokens a round")
-    parser.add_argument("--batch", type=int, default=384)
+    parser.add_argument(
+        "--batch", type=int, default=640, help="questions at once; 640 take 12 GB by estimate, 20 in fp32"
+    )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="float32", help="what narrower ones do is said above")
-    parser.add_argument("--tf32", action="store_true", help="let matrix products round to ten bits")
+    parser.add_argument("--dtype", default="float16", help="why is said above; float32 is the most exact")
     return parser.parse_args(arguments)
 
 
@@ -256,8 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stages = STAGES if args.stage == "all" else [stage for stage in STAGES if stage == args.stage]
     found: dict[str, str] = {}
     if stages:
-        queue = Queue(in_order(studies, stages), args.work, args.jobs, environment=begin(args))
-        found = queue.run(60 * args.minutes)
+        found = Queue(in_order(studies, stages), args.work, args.jobs).run(60 * args.minutes)
     if args.stage in ("summary", "all"):
         for study in studies:
             summarise(study.pair, list(RULES), SEEDS, args)

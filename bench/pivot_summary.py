@@ -26,7 +26,6 @@ from pad_engine.training.summary import evaluation
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FACTS = "facts.json"  # of a work folder: what the headers of its files do not tell
 COLUMNS = (
     "rule", "calibrated: harms, at most", "tested: harms, at most", "net, points", "accept length", "tokens/round",
     "overrides/100", "without speculation: harms, net", "tokens/s",
@@ -48,11 +47,9 @@ def summarise(pair: str, rules: Sequence[str], seeds: Mapping[str, int], args: a
     specs = [name for name in answers if name not in (TARGET, DRAFT, GREEDY) and not name.startswith(DIRECT)]
     found = evaluation(answers, specs, args.confidence)
     header = next(one for one in results if one).header
-    environment = read_facts(args.work)
     result = {
         "pair": pair,
-        # tf32: whether matrix products of fp32 were rounded to ten bits
-        "run": {key: value for key, value in header.items() if key != "machine"} | {"tf32": bool(environment)},
+        "run": {key: value for key, value in header.items() if key != "machine"},
         "greedy_as_target": next(one.same_as_target for one in found.settings if one.setting == GREEDY),
         # where the pad commands ran, without its folders
         "machine": {key: value for key, value in header["machine"].items() if key != "cache"},
@@ -65,7 +62,7 @@ def summarise(pair: str, rules: Sequence[str], seeds: Mapping[str, int], args: a
         "equal": found.equal,
         "falls": [asdict(step) for step in found.falls],
         "speeds": speeds_of(args.work / f"speed-{pair}.jsonl"),
-        "commands": commands_of(args.work, pair, environment),
+        "commands": commands_of(args.work, pair),
     }
     result = without_folders(result, args.work, args.pairs_dir, Path(args.model).parent)
     path = harness.save(f"pivot-{pair}", result, args.out)
@@ -74,12 +71,9 @@ def summarise(pair: str, rules: Sequence[str], seeds: Mapping[str, int], args: a
 
 
 def opened(path: Path) -> Results | None:
-    """A file of results that exists."""
-    if not path.is_file():
-        return None
-    with path.open(encoding="utf-8") as file:
-        first = file.readline()
-    return Results(path, json.loads(first)["header"]) if first else None
+    """A file of results that has at least begun."""
+    found = Results(path) if path.is_file() else None
+    return found if found and found.header else None
 
 
 def whole(results: Sequence[Results]) -> dict[str, dict[str, Answered]]:
@@ -125,18 +119,11 @@ def speeds_of(path: Path) -> dict[str, dict[str, Any]]:
     return found.speeds if found else {}
 
 
-def read_facts(work: Path) -> dict[str, str]:
-    """What the jobs of a work folder have in their environment beside this process's own."""
-    place = work / FACTS
-    return dict(json.loads(place.read_text(encoding="utf-8"))["environment"]) if place.is_file() else {}
-
-
-def commands_of(work: Path, pair: str, environment: Mapping[str, str]) -> dict[str, str]:
+def commands_of(work: Path, pair: str) -> dict[str, str]:
     """The commands of the pair's jobs that are done, as a shell takes them."""
-    variables = [f"{name}={value}" for name, value in environment.items()]
     names = [place.stem for place in sorted(work.glob("*.done")) if pair in place.stem.split("-")]
     marks = {name: mark for name in names if (mark := read_mark(work, name)) and mark.command}
-    return {name: shlex.join([*variables, "pad", *mark.command]) for name, mark in marks.items()}
+    return {name: shlex.join(["pad", *mark.command]) for name, mark in marks.items()}
 
 
 def without_folders(result: Any, *folders: Path) -> Any:
@@ -155,8 +142,8 @@ def report(result: Mapping[str, Any]) -> str:
     parts = [
         f"Of {target['questions']} questions the target has {target['utility']:.1%} right and the draft model "
         f"{draft['utility']:.1%}; greedy verification accepts {greedy['mean_accept_length']:.2f} tokens a round and "
-        f"gives the target's ids for {result['greedy_as_target']} questions, in {result['run']['dtype']}"
-        f"{' with products in TF32' if result['run']['tf32'] else ''}.",
+        f"gives the target's ids for {result['greedy_as_target']} questions and harms {greedy['harms']}, by rounding "
+        f"in {result['run']['dtype']} alone.",
         table(COLUMNS, rows),
     ]
     if result["equal"] and len(result["families"]) > 1:

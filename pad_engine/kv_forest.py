@@ -5,9 +5,9 @@ Rows of a group stand beside those of the others: `[n, B]`, n rows of the longes
 their last row, and all read as many slots as the longest needs; masks hide the rest. Next to read: forest.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ def place_forest(cache: KVCache, groups: Sequence[RowGroup]) -> ForestPlacement:
     batch, longest, ends = len(groups), int(counts.max()), np.cumsum(counts)
     group_of = np.repeat(np.arange(batch), counts)
     index = np.arange(ends[-1]) - (ends - counts)[group_of]  # of each row in its group
-    tokens, depth = (np.concatenate(part) for part in zip(*((g.tokens, g.depth) for g in groups), strict=True))
+    tokens, depth = joined(group.tokens for group in groups), joined(group.depth for group in groups)
     lengths = np.array([cache.lengths[seq] for seq in seqs])
     prompts = np.array([cache.prompt_lengths[seq] for seq in seqs])[group_of]
     rows = ends - counts + np.minimum(np.arange(longest)[:, None], counts - 1)
@@ -89,6 +89,11 @@ def uploaded(columns: Sequence[npt.NDArray[np.int64]], device: torch.device) -> 
     """int64 columns on a device, by one transfer that nobody waits for."""
     together = torch.from_numpy(np.concatenate(columns)).to(device, non_blocking=True)
     return tuple(together.split([len(column) for column in columns]))
+
+
+def joined(parts: Iterable[Iterable[int]]) -> npt.NDArray[np.int64]:
+    """Whole numbers behind one another. numpy joins lists more slowly, as it makes an array of each."""
+    return np.fromiter(chain.from_iterable(parts), np.int64)
 
 
 def slice_of(seqs: list[int], indices: Tensor) -> Tensor | slice:
@@ -219,18 +224,30 @@ def commit_forest(cache: KVCache, kept: Sequence[tuple[int, Sequence[int]]], dir
     in_place = {group.seq for group in direct}
     for window, buffer in cache.buffers.items():
         moved = [
-            (seq, *cache.slots_of(window, seq, rows)) for seq, rows in moves
+            (seq, rows) for seq, rows in moves
             if rows and not (seq in in_place and cache.in_order(window, seq, len(rows)))
         ]  # fmt: skip
         if moved:
-            seqs, *slots = zip(*moved, strict=True)
-            columns = [np.repeat(seqs, [len(one) for one in slots[0]]), *map(np.concatenate, slots)]
-            seq_of, source, target = uploaded(columns, cache.device)
+            seq_of, source, target = uploaded(moved_slots(cache, window, moved), cache.device)
             buffer[:, :, seq_of, :, target] = buffer[:, :, seq_of, :, source]
     for seq, rows in kept:
         cache.advance(seq, [cache.drafted[seq][row] for row in rows])
     for group in direct:
         cache.advance(group.seq, group.tokens)
+
+
+def moved_slots(
+    cache: KVCache, window: int | None, moves: Sequence[tuple[int, Sequence[int]]]
+) -> list[npt.NDArray[np.int64]]:
+    """KVCache.slots_of of several sequences, each with its rows: int64 columns, for each row that is moved its
+    sequence, its slot, and the slot that it moves to."""
+    ring = cache.capacity if window is None else min(window, cache.capacity)
+    facts = [(seq, len(rows), cache.lengths[seq]) for seq, rows in moves]
+    counts = np.array([count for _, count, _ in facts])
+    seq_of, count, length = np.repeat(facts, counts, axis=0).T
+    index = np.arange(len(count)) - np.repeat(np.cumsum(counts) - counts, counts)  # of each row in its sequence
+    columns = [seq_of, cache.scratch - 1 - joined(rows for _, rows in moves), cache.scratch + (length + index) % ring]
+    return [column[index >= count - ring] for column in columns]  # a ring keeps the last of many rows only
 
 
 def worth_sharing(ids: list[int], held: int) -> int:

@@ -1,16 +1,20 @@
-"""A queue of commands: what runs when, what is left when time is over; and the pairs' stages in it."""
+"""A queue of commands: what runs when, what is left when time is over; the pairs' stages and the study of
+pivots in it."""
 
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from benches import bench_module
 
-jobs, pairs = bench_module("jobs"), bench_module("pairs")
+jobs, pairs, study = (bench_module(name) for name in ("jobs", "pairs", "pivot_study"))
 
 
 @pytest.fixture
@@ -97,3 +101,64 @@ def test_pairs_are_trained_at_the_same_time(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "drafter-hard.log").read_text() == "not done yet"
     seen.clear(), short.clear()
     assert all_of_them() == 0 and [name for name, _ in seen] == ["drafter-hard"]
+
+
+MINUTES = {"label": 2.0, "train": 1.0, "base": 5.0, "calibrate": 9.0, "eval": 3.0, "sweep": 50.0, "speed": 1.0}
+
+
+class Simulated:
+    """Processes that only take their time, which passes when the queue sleeps and nothing has ended. began, ended:
+    when, by job."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.news = False
+        self.began: dict[str, float] = {}
+        self.ended: dict[str, float] = {}
+
+    def start(self, command: Sequence[str], **_: Any) -> Any:
+        name = command[-1]
+        self.began[name] = self.now
+        # no two end at once
+        self.ended[name] = self.now + MINUTES[name.partition("-")[0]] + len(self.began) / 1024
+        return SimpleNamespace(poll=lambda: self.poll(name))
+
+    def poll(self, name: str) -> int | None:
+        over = self.ended[name] <= self.now
+        self.news |= over
+        return 0 if over else None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        if not self.news:
+            self.now = min(end for end in self.ended.values() if end > self.now)
+        self.news = False
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 6, 7])
+def test_the_classifiers_chain_waits_for_nothing_but_itself(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three pairs with long sweeps: from a pair's merged labels to its tested rule each job begins in the moment that
+    what it needs is done, or but for others of the chains would. Sweeps take the places that nobody else wants."""
+    args = study.parse(["all", "--pairs-dir", "p", "--out", "r"])
+    every = study.in_order([study.Study(pair, args) for pair in args.only], study.STAGES)
+    every = [replace(job, command=partial(list, [job.name])) for job in every]
+    time = Simulated()
+    monkeypatch.setattr(jobs, "Popen", time.start)
+    monkeypatch.setattr(jobs, "time", time)
+    found = jobs.Queue(every, tmp_path, at_once).run(1e6)
+    assert set(found.values()) == {"done"} and len(found) == len(every)
+    needs = {job.name: job.needs for job in every}
+    ready = {name: max((time.ended[need] for need in needs[name]), default=0.0) for name in needs}
+    order = [job.name for job in every]
+    for pair in study.TASKS:
+        for name in (f"label-{pair}", f"train-{pair}", f"calibrate-{pair}-pivot", f"eval-{pair}-pivot"):
+            waited = [other for other in order if ready[name] <= time.began[other] < time.began[name]]
+            assert all(order.index(other) < order.index(name) for other in waited), (name, waited)
+            assert at_once < 6 or time.began[name] == ready[name], name
+    for name in [name for name in order if name.startswith("sweep")]:
+        idle = [other for other in order[: order.index(name)] if time.began[other] > time.began[name]]
+        assert all(ready[other] > time.began[name] for other in idle), (name, idle)

@@ -1,7 +1,9 @@
 """`pad calibrate` and `pad eval` on tiny models: what they print and write, and what they refuse."""
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from evaluating import Parity
@@ -11,6 +13,7 @@ from typer.testing import CliRunner, Result
 from pad_engine.rules.classifier import PIVOT_MLP
 from pad_engine.serving.cli import app
 from pad_engine.training.bounds import upper_bound
+from pad_engine.training.runner import Runner
 
 TASK = "evaluating:Parity"
 
@@ -107,6 +110,82 @@ def test_calibrate_writes_a_certificate(models: list[str], pivot: Path, tmp_path
     check_error(test, 2, "8 questions of the calibration split were used by")
 
 
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the questions that are decoded, by setting."""
+    counts: Counter[str] = Counter()
+    decode = Runner.decode
+
+    def count(self: Runner, setting: Any, requests: Any) -> Any:
+        counts[setting.name] += len(requests)
+        return decode(self, setting, requests)
+
+    monkeypatch.setattr(Runner, "decode", count)
+    return counts
+
+
+RUN = ("--questions", "30", "--seed", "1", "--batch", "16")
+CALIBRATION = (*RUN, "--rule", "topk", "--settings", "2,3", "--max-loss", "0.6", "--confidence", "0.8")
+
+
+@pytest.mark.filterwarnings("ignore:lossless speculation itself harms")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_calibrate_takes_answers_over(dtype: str, models: list[str], decoded: Counter[str], tmp_path: Path) -> None:
+    """The same file and certificate as by decoding, and nothing decoded of what is there: the target, and greedy where
+    rounding is looked at, but not the draft model. What is missing is decoded, and the calibration's own file is whole
+    without the other one."""
+    base, cut, kind = tmp_path / "base.jsonl", tmp_path / "cut.jsonl", ("--dtype", dtype)
+    narrow = ["greedy"] if dtype == "float16" else []
+    evaluated = pad("eval", models, *RUN, *kind, "--rules", "greedy", "--split", "calibration", "--out", base)
+    assert evaluated.exit_code == 0, evaluated.output
+
+    def calibrated(name: str, *more: str | Path) -> tuple[str, list[str], dict[str, Any], Counter[str]]:
+        decoded.clear()
+        out = tmp_path / f"{name}.jsonl"
+        result = pad("calibrate", models, *CALIBRATION, *kind, *more, "--out", out)
+        assert result.exit_code == 0, result.output
+        certificate = json.loads(out.with_suffix(".json").read_text()) | {"results": ""}
+        return result.stdout, sorted(out.read_text().splitlines()), certificate, +decoded
+
+    *plain, asked = calibrated("a")
+    relaxed = {"topk:k=2": 30, "topk:k=3": 30}
+    assert asked == {"target": 30, **dict.fromkeys(narrow, 30), **relaxed}
+    held = base.read_bytes()
+    assert calibrated("b", "--answers", base) == (*plain, relaxed) and base.read_bytes() == held
+    assert {json.loads(line).get("setting") for line in plain[1]} == {None, *asked}
+    assert calibrated("b") == (*plain, {})
+    if not narrow:
+        # what a killed run has left: 24 answers of the target, and a line that is not whole
+        lines = held.splitlines(keepends=True)
+        cut.write_bytes(left := b"".join(lines[:26]) + lines[26][:9])
+        assert calibrated("c", "--answers", cut) == (*plain, {"target": 6, **relaxed}) and cut.read_bytes() == left
+
+
+@pytest.mark.parametrize(
+    ("key", "found", "run"),
+    [("seed", 2, 1), ("dtype", "bfloat16", "float32"), ("split", "test", "calibration"), ("depth", 9, 4),
+     ("max_tokens", 9, 12), ("adapters", ["a"], [])],
+)  # fmt: skip
+def test_answers_of_another_run_are_refused(
+    key: str, found: Any, run: Any, models: list[str], decoded: Counter[str], tmp_path: Path
+) -> None:
+    """With the first difference, before anything is written."""
+    base, out = tmp_path / "base.jsonl", tmp_path / "c.jsonl"
+    facts = {"task": TASK, "split": "calibration", "questions": 30, "max_tokens": 12, "model": models[1],
+             "adapters": [], "draft_model": models[3], "max_length": 256, "dtype": "float32", "device": "cpu",
+             "seed": 1, "depth": 4}  # fmt: skip
+    base.write_text(json.dumps({"header": facts | {key: found, "machine": {}}}) + "\n")
+    arguments = (*CALIBRATION, "--answers", base, "--out", out)
+    words = f"base.jsonl was begun with {key} {found!r}, and this run has {run!r}"
+    check_error(pad("calibrate", models, *arguments), 2, words)
+    assert not out.exists() and not decoded
+    # a target that was asked otherwise
+    setting = {"setting": "target", "depth": 3, "classifier": None}
+    base.write_text("".join(json.dumps(line) + "\n" for line in ({"header": facts}, setting)))
+    check_error(pad("calibrate", models, *arguments), 2, "was begun with depth 3, and setting target has 0")
+    assert not out.exists() and not decoded
+
+
 def test_questions_of_the_classifier_are_refused(models: list[str], pivot: Path, tmp_path: Path) -> None:
     card = pivot.with_suffix(".json")
     facts = json.loads(card.read_text())
@@ -133,6 +212,7 @@ def test_questions_of_the_classifier_are_refused(models: list[str], pivot: Path,
         (("--rule", "topk", "--questions", "200", "--max-loss", "0"), "max-loss must be in (0, 1)"),
         (("--rule", "topk", "--questions", "200", "--out", "results.json"), "--out must end in .jsonl"),
         (("--rule", "topk", "--questions", "30", "--max-loss", "0.3", "--apart", "none.jsonl"), "cannot be read"),
+        (("--rule", "topk", "--questions", "30", "--max-loss", "0.3", "--answers", "none.jsonl"), "cannot be read"),
     ],
 )
 def test_calibrate_refuses_before_it_loads(

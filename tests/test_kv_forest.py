@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import Make, sequential, some_ids, tiny_decoder
 
 from pad_engine.kv_cache import KVCache, RowGroup
-from pad_engine.kv_forest import adopt_prefix, commit_forest, place_forest
+from pad_engine.kv_forest import adopt_prefix, commit_forest, moved_slots, place_forest
 from pad_engine.models.decoder import Decoder
 from pad_engine.tree import DraftTree
 from pad_engine.verify import prefill_forest
@@ -136,3 +136,17 @@ def test_short_prompts_are_not_padded_to_a_long_one(make_model: Make, monkeypatc
         logits = decoder.logits(rows)
         torch.testing.assert_close(logits, sequential(decoder, parts[seq]), atol=2e-4, rtol=0)
     assert sorted(hidden) == [0, 1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("window", [None, 4, 60])
+def test_rows_of_many_move_as_those_of_one(window: int | None) -> None:
+    """To the slots of KVCache.slots_of, before and behind the end of a ring, and where more rows come than it holds."""
+    rng = random.Random(1)
+    cache = KVCache(
+        [window], 1, 1, 2, num_seqs=40, capacity=50, scratch=SCRATCH, dtype=torch.float32, device=torch.device("cpu")
+    )
+    cache.lengths = [rng.randint(0, 41) for _ in range(40)]
+    moves = [(seq, sorted(rng.sample(range(SCRATCH), rng.randint(0, SCRATCH)))) for seq in rng.sample(range(40), 30)]
+    expected = [(seq, *slots) for seq, rows in moves for slots in zip(*cache.slots_of(window, seq, rows), strict=True)]
+    found = moved_slots(cache, window, moves)
+    assert list(zip(*(column.tolist() for column in found), strict=True)) == expected and len(expected) > 60

@@ -47,14 +47,12 @@ def call(make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 class InProcess:
-    """`pad` without another process: over when it has begun. ran: the commands so far; environment: of the last."""
+    """`pad` without another process: over when it has begun. ran: the commands so far."""
 
     ran: ClassVar[list[str]] = []
-    environment: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, command: Sequence[str], stdout: Any, env: dict[str, str], **_: Any) -> None:
+    def __init__(self, command: Sequence[str], stdout: Any, **_: Any) -> None:
         self.ran.append(command[len(jobs.PAD)])
-        self.environment.update(env)
         result = CliRunner().invoke(app, command[len(jobs.PAD) :])
         stdout.write(result.output.encode())
         self.code = result.exit_code
@@ -74,7 +72,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(study, "RULES", {name: replace(study.RULES[name], settings=VALUES[name]) for name in VALUES})
     monkeypatch.setattr(study, "SWEEPS", 2)
     InProcess.ran.clear()
-    InProcess.environment.clear()
     return InProcess.ran
 
 
@@ -85,7 +82,7 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     code = study.main(["all", *call])
     out = capsys.readouterr().out
     assert code == 0 and out.endswith("\ndone\n"), out
-    assert sorted(quick) == ["calibrate"] * 3 + ["eval"] * 10 + ["label"] * 2 + ["merge-labels", "train"]
+    assert sorted(quick) == ["calibrate"] * 3 + ["eval"] * 11 + ["label"] * 2 + ["merge-labels", "train"]
     text = Path("results/pivot-mixed.json").read_text()
     found, base = json.loads(text), Path("work/base-mixed.jsonl").read_bytes()
     assert str(tmp_path) not in text and str(tmp_path.parent) not in text and "work/" not in text
@@ -107,10 +104,11 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
         assert (one["harms"], one["harm_upper_bound"]) == (harms, upper_bound(harms, 30, 0.8))
         assert found["speeds"][spec]["questions"] == found["speeds"]["target"]["questions"] == 2
     sigma = {value: by_name[f"pivot:model=pivot-mixed.safetensors,sigma={value}"] for value in ("0", "1")}
-    assert (sigma["0"]["same_as_target"], sigma["0"]["overrides"]) == (30, 0)
-    assert found["greedy_as_target"] == by_name["greedy"]["same_as_target"] == 30  # in fp32
-    assert (found["run"]["dtype"], found["run"]["tf32"]) == ("float32", False)
-    assert "the target's ids for 30 questions, in float32." in out
+    greedy = by_name["greedy"]
+    assert (sigma["0"]["harms"], sigma["0"]["overrides"]) == (greedy["harms"], 0)
+    same = found["greedy_as_target"]
+    assert same == sigma["0"]["same_as_target"] == greedy["same_as_target"] > 20 and found["run"]["dtype"] == "float16"
+    assert f"ids for {same} questions and harms {greedy['harms']}, by rounding in float16 alone." in out
     assert sigma["1"]["mean_accept_length"] > by_name["greedy"]["mean_accept_length"]
     assert "pivot:model=pivot-mixed.safetensors,sigma=0.5" in found["speeds"]
     assert list(found["families"]) == ["pivot:model=pivot-mixed.safetensors", "margin:form=gap", "typical:delta=1"]
@@ -118,26 +116,21 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     assert found["labels"]["questions"] == 40 and found["labels"]["labels"] > found["labels"]["pivots"] > 0
     assert found["classifier"]["tap_layer"] in (0, 1)
     assert found["commands"]["calibrate-mixed-gap"].startswith("pad calibrate --task evaluating:Parity --model ")
+    # what was decoded of the target once is in every calibration
+    shared = answers_in("base-calibration-mixed")
+    assert sorted(shared) == ["draft", "greedy", "target"] and "calibration-2-29" in shared["target"]
+    for name in VALUES:
+        calibrated = answers_in(f"calibrate-mixed-{name}")
+        assert all(calibrated[setting] == shared[setting] for setting in ("target", "greedy"))
+        assert "draft" not in calibrated
     quick.clear()
     assert study.main(["all", *call]) == 0 and not quick
     assert "label-mixed-2: done before" in capsys.readouterr().out
 
 
-def test_tf32_is_of_all_jobs_or_of_none(call: list[str], quick: list[str]) -> None:
-    """The jobs have it in their environment, the figures say so, and other answers do not come among them."""
-    assert study.main(["base", *call, "--tf32"]) == 0 and quick == ["eval"]
-    assert InProcess.environment.items() >= study.TF32.items() and len(study.TF32) == 1
-    with pytest.raises(SystemExit, match="work was begun with --tf32: name another --work"):
-        study.main(["base", *call])
-    assert study.main(["summary", *call]) == 0 and quick == ["eval"]  # needs not be told
-    found = json.loads(Path("results/pivot-mixed.json").read_text())
-    assert found["run"]["tf32"] and found["greedy_as_target"] == 30
-    (variable,) = study.TF32
-    assert found["commands"]["base-mixed"].startswith(f"{variable}=1 pad eval ")
-    InProcess.environment.clear()
-    assert study.main(["base", *call, "--work", "other"]) == 0 and variable not in InProcess.environment
-    with pytest.raises(SystemExit, match="other was begun without --tf32"):
-        study.main(["base", *call, "--work", "other", "--tf32"])
+def answers_in(name: str) -> dict[str, Any]:
+    """By setting and question, of a file in the work folder."""
+    return Results(Path(f"work/{name}.jsonl")).answers
 
 
 def test_what_fails_is_a_line_and_is_tried_again(
@@ -148,7 +141,7 @@ def test_what_fails_is_a_line_and_is_tried_again(
     assert study.main(["all", *call]) == study.main(["label", *call]) == 1
     out = capsys.readouterr().out
     # what needs no labels is tried all the same
-    assert quick == ["label", "label", "eval", "calibrate", "calibrate", "label", "label"]
+    assert quick == ["label", "label", "eval", "eval", "label", "label"]
     assert out.count("label-mixed-1: failed with exit code 1: error: ") == 4
     assert "jobs are left: label-mixed, train-mixed, calibrate-mixed-pivot," in out
     assert "mixed: no summary, as base-mixed is not" in out
@@ -173,17 +166,24 @@ def test_settings_go_from_strict_to_loose_and_seeds_are_fresh(call: list[str]) -
 
 
 def test_the_classifier_comes_first() -> None:
-    """In every stage, of all pairs; a pair's labels are made in shards, which are put together before they are used."""
+    """Its chain, of all pairs, then every other job by stage; a pair's labels are made in shards, which are put
+    together before they are used."""
     options = ["--pairs-dir", "p", "--out", "r", "--work", "w", "--label-shards", "3", "--only", "easy", "mixed"]
     args = study.parse(["all", *options])
     every = study.in_order([study.Study(pair, args) for pair in args.only], study.STAGES)
-    stages = {stage: [job for job in every if job.name.startswith(stage)] for stage in study.STAGES}
-    assert every == [job for stage in study.STAGES for job in stages[stage]]
-    for stage, count in (("calibrate", 2), ("eval", 2), ("sweep", 2 * study.SWEEPS)):
-        pivot = ["-pivot" in job.name for job in stages[stage]]
-        assert pivot == [True] * count + [False] * (len(study.RULES) - 1) * count
+    shards = [f"label-{pair}{part}" for pair in args.only for part in ("-1", "-2", "-3", "")]
+    kinds = ("train-{}", "base-calibration-{}", "calibrate-{}-pivot", "eval-{}-pivot")
+    chain = shards + [kind.format(pair) for kind in kinds for pair in args.only]
+    names = [job.name for job in every]
+    assert names[: len(chain)] == chain and len(set(names)) == len(names)
+    rest = [name for stage in study.STAGES for name in names if name.startswith(stage) and name not in chain]
+    assert names[len(chain) :] == rest and rest[:2] == ["base-easy", "base-mixed"]
+    swept = ["-pivot" in name for name in names if name.startswith("sweep")]
+    assert swept == sorted(swept, reverse=True) and sum(swept) == 2 * study.SWEEPS
     by_name = {job.name: job for job in every}
     assert by_name["sweep-easy-pivot-1"].needs == ("base-easy", "train-easy")
+    assert by_name["calibrate-easy-pivot"].needs == ("base-calibration-easy", "train-easy")
+    assert by_name["calibrate-easy-gap"].needs == ("base-calibration-easy",)
     merge = by_name["label-easy"]
     commands = [by_name[name].command() for name in merge.needs]
     assert [command[command.index("--shard") + 1] for command in commands] == ["1/3", "2/3", "3/3"]
@@ -238,13 +238,15 @@ def test_a_killed_calibration_goes_on(call: list[str], tmp_path: Path, monkeypat
     code += "s.RULES = {'gap': s.RULES['gap']}; s.stop_on_sigterm(); sys.exit(s.main())"
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
-    def start(work: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", code, "calibrate", *call, "--work", work])
+    def start(work: str, stage: str = "calibrate") -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code, stage, *call, "--work", work])
 
+    for work in ("whole", "work"):
+        assert start(work, "base").wait(200) == 0
     assert start("whole").wait(200) == 0
     out, lines = Path("work/calibrate-mixed-gap.jsonl"), 0
     process = start("work")
-    while lines < 40 and process.poll() is None:
+    while lines < 70 and process.poll() is None:
         lines = out.read_bytes().count(b"\n") if out.exists() else 0
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 128 + signal.SIGTERM

@@ -5,6 +5,7 @@ Next to read: training/calibrate.py for the procedure, evaluate.py for the test 
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pad_engine.training.calibrate import Limit, Trial
-    from pad_engine.training.evaluate import Work
+    from pad_engine.training.evaluate import Setting, Work
     from pad_engine.training.runner import Runner
     from pad_engine.training.tasks.task import Question
 
@@ -42,6 +43,13 @@ def calibrate(
     seed: pair.Seed = 0,
     batch: pair.Batch = 64,
     apart: pair.Apart = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Of `pad eval` on these questions: what it has of the target is not decoded anew.",
+        ),
+    ] = None,
     adapter: options.Adapter = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -55,15 +63,22 @@ def calibrate(
     )  # fmt: skip
     with reported(bad_request=BAD_USAGE):
         from pad_engine.training.calibrate import Limit, check_enough
+        from pad_engine.training.results import Results
 
         limit = Limit(max_loss, confidence)
         check_enough(questions, limit)
         sequence = sequence_of(rule, settings)
         made, asked = chosen.check(list(sequence.values()))
+        given = None if answers is None else Results(answers)
         runner = chosen.load()
+        references = references_of(runner)
+        if given is not None:
+            given.check(chosen.compared(made, runner), {one.name: one.facts for one in references})
     with reported():
         work = chosen.work(made, runner, rule=rule, sequence=list(sequence.values()), **asdict(limit))
-        tested = run(sequence, asked, runner, work, limit)
+        if given is not None:
+            work.results.take_over(given, [one.name for one in references])
+        tested = run(sequence, references, asked, runner, work, limit)
         write_json(out.with_suffix(".json"), certificate(sequence, tested, work, limit))
         print(f"--rule {sequence[tested[-1].setting]}")
 
@@ -79,18 +94,28 @@ def sequence_of(rule: str, settings: str | None) -> dict[float, str]:
     return {value: with_setting(rule, sweep.option, value) for value in ordered(sweep, settings)}
 
 
-def run(
-    sequence: dict[float, str], asked: "Sequence[Question]", runner: "Runner", work: "Work", limit: "Limit"
-) -> "list[Trial]":
-    """The settings that were tested and passed. RequestError if none did."""
-    from pad_engine.training.calibrate import certified, check_rounding, run_trials
-    from pad_engine.training.evaluate import as_requests
+def references_of(runner: "Runner") -> "list[Setting]":
+    """The target, which rules are compared with; and in types narrower than fp32 greedy verification, which tells what
+    rounding alone does."""
     from pad_engine.training.settings import GREEDY, TARGET
 
+    narrow = runner.target.decoder.dtype.itemsize < 4
+    return [runner.setting(name) for name in (TARGET, *([GREEDY] if narrow else []))]
+
+
+def run(
+    sequence: dict[float, str], references: "Sequence[Setting]", asked: "Sequence[Question]", runner: "Runner",
+    work: "Work", limit: "Limit",
+) -> "list[Trial]":  # fmt: skip
+    """The settings that were tested and passed. references: the target, and what shows its rounding, if anything.
+    RequestError if no setting passed."""
+    from pad_engine.training.calibrate import certified, check_rounding, run_trials
+    from pad_engine.training.evaluate import as_requests
+
     settings = {value: runner.setting(spec) for value, spec in sequence.items()}
-    requests, target = as_requests(asked, work.task, runner.encode), runner.setting(TARGET)
-    if runner.target.decoder.dtype.itemsize < 4:
-        check_rounding(target, runner.setting(GREEDY), asked, requests, work, limit)
+    requests, (target, *lossless) = as_requests(asked, work.task, runner.encode), references
+    for setting in lossless:
+        check_rounding(target, setting, asked, requests, work, limit)
     tested = run_trials(target, settings, asked, requests, work, limit)
     for one in tested:
         word = "passed" if one.passed else "failed"

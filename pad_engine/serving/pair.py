@@ -1,6 +1,8 @@
 """What `pad calibrate` and `pad eval` share: the options of a pair and its questions, and how they become a file of
 results. Next to read: calibrate.py, evaluate.py."""
 
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,6 +102,8 @@ class PairOptions:
 
     def load(self) -> "Runner":
         """Fetch and load both models."""
+        from torch.backends import cuda
+
         from pad_engine.forest import make_pair
         from pad_engine.serving.terminal import fetch
         from pad_engine.training.runner import Runner
@@ -110,6 +114,14 @@ class PairOptions:
             verbose=True,
         )  # fmt: skip
         assert made.draft is not None, "--draft-model is required"
+        # else the library may sum parts of a product in the models' type, more of them in a pass of more rows, and in
+        # fp16 such sums may overflow where the product does not
+        cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        # a forest makes many objects that live for a round, and each time that makes Python look for garbage it would
+        # look through all that is loaded, which stays
+        gc.freeze()
+        atexit.register(gc.unfreeze)
         return Runner(made, made.draft, self.depth, self.batch)
 
     def facts(self, task: "Task", runner: "Runner") -> dict[str, Any]:
@@ -122,13 +134,17 @@ class PairOptions:
             "device": decoder.device.type,
         }  # fmt: skip
 
+    def compared(self, task: "Task", runner: "Runner") -> dict[str, Any]:
+        """What decides answers, as the header of a file of results holds it."""
+        return self.facts(task, runner) | {"seed": self.seed, "depth": self.depth}
+
     def work(self, task: "Task", runner: "Runner", **more: Any) -> "Work":
         """The file of results, and what fills it. more: what the command's own options add to the file's header."""
         from pad_engine.serving.info import machine_facts
         from pad_engine.training.evaluate import Work
         from pad_engine.training.results import Results
 
-        header = self.facts(task, runner) | {"seed": self.seed, "depth": self.depth, **more, "machine": machine_facts()}
+        header = self.compared(task, runner) | {**more, "machine": machine_facts()}
         return Work(task, runner.decode, runner.text_of, Results(self.out, header), show_progress)
 
 

@@ -7,7 +7,7 @@ and may have one with its speed after them. Next to read: evaluate.py.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from pad_engine.errors import RequestError
 
 UNCOMPARED = ("machine",)  # of a header: a run may go on after an update, or elsewhere
+SAME_RUN = "give another --out, or the same options as before"
+SAME_ANSWERS = "answers are taken from a file of `pad eval` on the same questions, with the same options"
 
 
 class Override(NamedTuple):
@@ -49,36 +51,41 @@ class Answered:
 
 class Results:
     """An open file. header: as JSON holds it; RequestError names what differs in a file that exists. A last line that a
-    killed run left unfinished is taken off."""
+    killed run left unfinished is taken off. Without a header a file that exists is read, and left as it is."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, header: Mapping[str, Any] | None = None) -> None:
         self.path = path
-        self.header = json.loads(json.dumps(header))
+        self.header: dict[str, Any] = {}
         self.settings: dict[str, dict[str, Any]] = {}
         self.speeds: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, dict[str, Answered]] = {}
-        if not (path.exists() and self.read()):
+        begun = (header is None or path.exists()) and self.read(repair=header is not None)
+        if header is None:
+            return
+        found, self.header = self.header, json.loads(json.dumps(header))
+        if begun:
+            check_header(path, found, self.header)
+        else:
             self.write({"header": self.header})
 
-    def read(self) -> bool:
-        """Take over what an earlier run left; whether it left anything."""
+    def read(self, repair: bool) -> bool:
+        """Take in the file's header and lines; whether it has any. repair: a last line that is not whole is taken
+        off."""
         try:
             data = self.path.read_bytes()
             whole = data.rfind(b"\n") + 1
-            if whole < len(data):
+            if repair and whole < len(data):
                 os.truncate(self.path, whole)
         except OSError as error:
-            raise RequestError(f"{self.path} cannot be read and gone on from: {error.strerror}") from error
+            raise RequestError(f"the results {self.path} cannot be read: {error.strerror}") from error
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
                 record = json.loads(line)
                 if number == 1:
-                    check_header(self.path, record["header"], self.header)
+                    self.header = dict(record["header"])
                 else:
                     self.take(record)
             except (ValueError, KeyError, TypeError) as error:
-                if isinstance(error, RequestError):
-                    raise
                 raise RequestError(f"{self.path}, line {number} is no line of results: {error!r}") from error
         return whole > 0
 
@@ -99,6 +106,23 @@ class Results:
         elif self.settings[setting] != facts:
             raise changed(self.path, f"setting {setting}", self.settings[setting], facts)
 
+    def check(self, shared: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> None:
+        """RequestError, with the first difference, unless answers of this file can be taken over. shared: what its
+        header must have. settings: whose answers, with their facts."""
+        check_header(self.path, {key: self.header.get(key) for key in shared}, shared, SAME_ANSWERS)
+        for name in [name for name in settings if name in self.settings]:
+            if self.settings[name] != settings[name]:
+                raise changed(self.path, f"setting {name}", self.settings[name], settings[name], SAME_ANSWERS)
+
+    def take_over(self, given: "Results", settings: Iterable[str]) -> None:
+        """Write what another file, which is checked, has answered under some settings and this one has not."""
+        for name in [name for name in settings if name in given.settings]:
+            self.begin(name, given.settings[name])
+            done = self.answers.setdefault(name, {})
+            for answered in given.answers.get(name, {}).values():
+                if answered.question not in done:
+                    self.add(answered)
+
     def add(self, answered: Answered) -> None:
         """One more answer."""
         self.write(asdict(answered))
@@ -115,17 +139,16 @@ class Results:
             self.take(json.loads(line))
 
 
-def check_header(path: Path, found: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+def check_header(path: Path, found: dict[str, Any], wanted: Mapping[str, Any], hint: str = SAME_RUN) -> None:
     """RequestError unless a file was begun with the same header."""
-    compared = [{key: value for key, value in one.items() if key not in UNCOMPARED} for one in (found, wanted)]
-    if compared[0] != compared[1]:
-        raise changed(path, "this run", *compared)
+    ours, theirs = ({key: value for key, value in one.items() if key not in UNCOMPARED} for one in (wanted, found))
+    if theirs != ours:
+        raise changed(path, "this run", theirs, ours, hint)
 
 
-def changed(path: Path, what: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> RequestError:
+def changed(
+    path: Path, what: str, found: Mapping[str, Any], wanted: Mapping[str, Any], hint: str = SAME_RUN
+) -> RequestError:
     """The error that names the first difference."""
     key = next(key for key in {**found, **wanted} if found.get(key) != wanted.get(key))
-    return RequestError(
-        f"{path} was begun with {key} {found.get(key)!r}, and {what} has {wanted.get(key)!r}",
-        "give another --out, or the same options as before",
-    )
+    return RequestError(f"{path} was begun with {key} {found.get(key)!r}, and {what} has {wanted.get(key)!r}", hint)
