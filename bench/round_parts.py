@@ -127,19 +127,30 @@ def draft_ms(rig: Rig, draft: Decoder, depth: int, size: Size, beyond: int = 0) 
     return median(busy_ms(replay, size.replays) for _ in range(TURNS))
 
 
-def draft_loop(rig: Rig, small: Rig, depths: list[int], size: Size) -> dict[str, Any]:
-    """Milliseconds of drafting by the number of tokens, of one more token in the loop, and of the draft model's plain
-    step. small: the draft model's."""
-    plain = fresh_ms(small, small.rounds.queue_plain, size.replays)
-    found = {depth: draft_ms(rig, small.decoder, depth, size) for depth in sorted({1, 2, *depths})}
+def draft_steps(rig: Rig, draft: Decoder, depths: list[int], size: Size) -> dict[str, Any]:
+    """Milliseconds of drafting by the number of tokens, and of one more token in the loop."""
+    found = {depth: draft_ms(rig, draft, depth, size) for depth in sorted({1, 2, *depths})}
     first, *_, last = found
-    step = (found[last] - found[first]) / (last - first)
     return {
         "ms_by_depth": {str(depth): round(ms, 5) for depth, ms in found.items()},
-        "step_ms": round(step, 5),
-        "plain_ms": round(plain, 5),
-        "step_over_plain": round(step / plain, 4),
+        "step_ms": round((found[last] - found[first]) / (last - first), 5),
     }
+
+
+def draft_loop(rig: Rig, small: Rig, depths: list[int], size: Size) -> dict[str, Any]:
+    """draft_steps, beside the draft model's plain step. small: the draft model's."""
+    plain = fresh_ms(small, small.rounds.queue_plain, size.replays)
+    steps = draft_steps(rig, small.decoder, depths, size)
+    return steps | {"plain_ms": round(plain, 5), "step_over_plain": round(steps["step_ms"] / plain, 4)}
+
+
+def few_tokens(rig: Rig, draft: Decoder, count: int, depths: list[int], size: Size) -> dict[str, Any]:
+    """draft_steps with an LM head of `count` tokens, spread over the vocabulary as the most frequent ones of a text
+    are, and bytes of that head and of the whole one."""
+    vocab = draft.config.vocab_size
+    few = draft.with_head([place * vocab // count - 1 for place in range(1, count + 1)])
+    heads = {"head_bytes": few.lm_head.weight.nbytes, "whole_head_bytes": draft.lm_head.weight.nbytes}
+    return {"tokens": count} | heads | draft_steps(rig, few, depths, size)
 
 
 def request(engine: Engine, lengths: list[int], tokens: int, temperature: float) -> dict[str, Any]:

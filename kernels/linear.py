@@ -53,6 +53,11 @@ class Linear:
             return out
         return F.linear(x, self.plain(x.dtype), self.bias)
 
+    def rows(self, index: slice | Tensor) -> "Linear":
+        """The product with these rows alone: views of them for a slice of what is not packed, else copies."""
+        weight = self.weight.to_dense() if self.packed else self.weight
+        return Linear(weight[index], *(None if part is None else part[index] for part in (self.bias, self.scale)))
+
     def plain(self, dtype: torch.dtype) -> Tensor:
         """The weights `[out_features, in_features]` as they are multiplied with. dtype: the model's.
 

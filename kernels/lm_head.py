@@ -3,7 +3,7 @@
 The kernel is persistent. Each program takes every P-th tile of the vocabulary and keeps a running best score in
 registers, so a row leaves P numbers instead of V logits; the accept kernel (accept.py) puts them together. Above
 temperature 0 the score is `logit + T * G[seed, position, token]` (gumbel.py). Logits are written only where somebody
-asks for them.
+asks for them. A draft model's head may have the rows of some tokens alone: its noise and picks still go by token.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,16 @@ def lm_head_ref(
 
 
 @triton.jit
-def tile_logits(acc, token, ok, rms, scale, logits_ptr, V, SOFTCAP: tl.constexpr, ROWS: tl.constexpr):
+def token_ids(row_id_ptr, row, ok):
+    """int32 `[BLOCK]`: the tokens of rows of the weights, which are the rows themselves where there is no table."""
+    if row_id_ptr is None:
+        return row
+    else:
+        return tl.load(row_id_ptr + row, mask=ok, other=0)
+
+
+@triton.jit
+def tile_logits(acc, entry, ok, rms, scale, logits_ptr, V, SOFTCAP: tl.constexpr, ROWS: tl.constexpr):
     """A tile of products `[BLOCK, ROWS]` as logits, written where somebody asks for them."""
     rows = tl.arange(0, ROWS)
     logits = acc * rms[None, :] * scale[:, None]
@@ -63,7 +72,7 @@ def tile_logits(acc, token, ok, rms, scale, logits_ptr, V, SOFTCAP: tl.constexpr
         logits = SOFTCAP * (2.0 * tl.sigmoid(2.0 * logits / SOFTCAP) - 1.0)
     if logits_ptr is not None:
         # turned, so that a row's neighbours are written side by side
-        pointers = logits_ptr + rows.to(tl.int64)[:, None] * V + token[None, :]
+        pointers = logits_ptr + rows.to(tl.int64)[:, None] * V + entry[None, :]
         tl.store(pointers, tl.trans(logits).to(logits_ptr.dtype.element_ty), mask=ok[None, :])
     return logits
 
@@ -109,6 +118,7 @@ def lm_head_kernel(
     squares_ptr,
     w_ptr,
     scale_ptr,
+    row_id_ptr,
     depth_ptr,
     seq_ptr,
     length_ptr,
@@ -154,19 +164,19 @@ def lm_head_kernel(
     seed, temperature = tl.load(seed_ptr + seq), tl.load(temperature_ptr + seq)
     best = tl.full((BLOCK, ROWS), float("-inf"), tl.float32)
     best_id = tl.full((BLOCK, ROWS), 2147483647, tl.int32)
-    token = program * BLOCK + index
+    entry = program * BLOCK + index
     SEGMENTS: tl.constexpr = segments(BLOCK, THREADS)
     spread_rows = tl.minimum(program * BLOCK + tl.arange(0, BLOCK * SEGMENTS) // SEGMENTS, V - 1)
-    scale = row_scales(scale_ptr, token, token < V)
+    scale, token = row_scales(scale_ptr, entry, entry < V), token_ids(row_id_ptr, entry, entry < V)
     acc, squares = normed_product(
-        h_ptr, norm_ptr, normed_ptr, squares_ptr, w_ptr, token, token < V, spread_rows, 0, K, K,
+        h_ptr, norm_ptr, normed_ptr, squares_ptr, w_ptr, entry, entry < V, spread_rows, 0, K, K,
         ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL,
     )  # fmt: skip
     rms = inverse_rms(squares, K, eps)
     if UNITS > 0:
         project_tap(tap_ptr, tap_weight_ptr, tap_part_ptr, program, programs, K, UNITS, TAP_SPLIT, ROWS)
-    logits = tile_logits(acc, token, token < V, rms, scale, logits_ptr, V, SOFTCAP, ROWS)
-    best, best_id, score = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
+    logits = tile_logits(acc, entry, entry < V, rms, scale, logits_ptr, V, SOFTCAP, ROWS)
+    best, best_id, score = fold_best(logits, token, entry < V, best, best_id, seed, temperature, position)
     if node_ptr is not None:
         nodes, parents = tl.load(node_ptr + rows), tl.load(parent_ptr + rows)
         judges = tl.where(parents < 0, rows, parents)
@@ -175,24 +185,24 @@ def lm_head_kernel(
         low, no_id = tl.full((BLOCK, ROWS), float("-inf"), tl.float32), tl.full((BLOCK, ROWS), 2147483647, tl.int32)
         zero = tl.zeros((BLOCK, ROWS), tl.float32)
         peak, total, weighted, a, a_id, b, b_id, c, c_id = fold_stats(
-            score if SCORED else logits, token, token < V, low, zero, zero, low, no_id, low, no_id, low, no_id
+            score if SCORED else logits, token, entry < V, low, zero, zero, low, no_id, low, no_id, low, no_id
         )
     for tile in range(program + programs, tl.cdiv(V, BLOCK), programs):
-        token = tile * BLOCK + index
-        scale = row_scales(scale_ptr, token, token < V)
+        entry = tile * BLOCK + index
+        scale, token = row_scales(scale_ptr, entry, entry < V), token_ids(row_id_ptr, entry, entry < V)
         if ROWS == 1:
-            w = weight_tile(w_ptr, token, token < V, 0, K, K, BLOCK_K, EVEN_K)
-            sums, _ = one_row_product(w, h_ptr, norm_ptr, w_ptr, token, token < V, 0, K, K, BLOCK_K, EVEN_K, STAGES)
+            w = weight_tile(w_ptr, entry, entry < V, 0, K, K, BLOCK_K, EVEN_K)
+            sums, _ = one_row_product(w, h_ptr, norm_ptr, w_ptr, entry, entry < V, 0, K, K, BLOCK_K, EVEN_K, STAGES)
             acc = sums[:, None]
         else:
-            acc = many_row_product(normed_ptr, w_ptr, token, token < V, 0, K, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES)
-        logits = tile_logits(acc, token, token < V, rms, scale, logits_ptr, V, SOFTCAP, ROWS)
-        best, best_id, score = fold_best(logits, token, token < V, best, best_id, seed, temperature, position)
+            acc = many_row_product(normed_ptr, w_ptr, entry, entry < V, 0, K, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES)
+        logits = tile_logits(acc, entry, entry < V, rms, scale, logits_ptr, V, SOFTCAP, ROWS)
+        best, best_id, score = fold_best(logits, token, entry < V, best, best_id, seed, temperature, position)
         if node_ptr is not None:
             token_logits(logits, tile * BLOCK, nodes, judges, token_logit_ptr, BLOCK, ROWS)
         if STATS:
             peak, total, weighted, a, a_id, b, b_id, c, c_id = fold_stats(
-                score if SCORED else logits, token, token < V, peak, total, weighted, a, a_id, b, b_id, c, c_id
+                score if SCORED else logits, token, entry < V, peak, total, weighted, a, a_id, b, b_id, c, c_id
             )
     top, top_id, _ = best_place(best, best_id)
     tl.store(score_ptr + program * ROWS + rows, top)
@@ -219,6 +229,7 @@ def lm_head(
     judging: Judging | None = None,
     *,
     num_tokens: int,
+    row_ids: Tensor | None = None,
     eps: float,
     softcap: float | None,
     config: TileConfig,
@@ -227,10 +238,11 @@ def lm_head(
     """Launch: h, norm, weight, scale as in lm_head_ref, N in {1, 16, 32, 64}; normed, squares as in norm_linear.
 
     depth, seq: int32 `[N]`; cache_len: int32, seed: int64, temperature: fp32, all `[S]`. num_tokens: ids from here on
-    are padding of the vocabulary, and never computed. scores: fp32 `[P, N]` and ids: int32 `[P, N]`, written: the best
-    score of each program and its id, the lowest at ties; P programs are started. A NaN gives the score +inf. logits:
-    `[N, num_tokens]` in any float type, written, or None. judging: what rules beside the pick need, written, or None;
-    of a row with a NaN the sums of the statistics alone say so.
+    are padding of the vocabulary, and never computed. row_ids: int32 `[num_tokens]`, ascending, the tokens of the
+    weights' rows where they are not the first ids: logits are of these rows, and judging has no nodes. scores: fp32
+    `[P, N]` and ids: int32 `[P, N]`, written: the best score of each program and its id, the lowest at ties; P programs
+    are started. A NaN gives the score +inf. logits: `[N, num_tokens]` in any float type, written, or None. judging:
+    what rules beside the pick need, written, or None; of a row with a NaN the sums of the statistics alone say so.
     """
     n, k = h.shape
     none = Judging(StatParts(None, None))  # type: ignore[arg-type]
@@ -243,6 +255,7 @@ def lm_head(
         squares_ptr=squares,
         w_ptr=weight,
         scale_ptr=scale,
+        row_id_ptr=row_ids,
         depth_ptr=depth,
         seq_ptr=seq,
         length_ptr=cache_len,

@@ -13,6 +13,7 @@ from pad_engine.controller import BUDGETS, CAPTURED_BUDGETS, Controller
 from pad_engine.costs import CostFile
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.drafters.draft_model_device import DeviceDraftModel, unsupported_on_device
+from pad_engine.drafters.draft_vocab import limit_head, take_vocab
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.drafters.ngram import NGram
 from pad_engine.drafters.ngram_device import DeviceNGram
@@ -31,7 +32,6 @@ from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.rules.select import RelaxedRule
 from pad_engine.trees.builder import make_builder
 
-MAX_VOCAB = 2**31 - 1
 MODEL_OPTIONS = ("device", "dtype", "weights", "max_length", "adapters", "accept_terms", "verbose")
 
 
@@ -58,8 +58,8 @@ def make_engine(
     """Put a drafter, a rule and a controller around a loaded model. Several engines may share one.
 
     drafter: "none", "ngram[:min=2,depth=15]", "ngram-device" with the same options (the search is part of the captured
-    round), "draft-model[:depth=8,vocab=N]" (vocab: ids below N are proposed alone), or an object; by default
-    draft-model when a draft_model is given, else ngram.
+    round), "draft-model[:depth=8,vocab=N]" (vocab: only ids below N are proposed, or those that a file lists; see
+    draft_vocab.py), or an object; by default draft-model when a draft_model is given, else ngram.
     draft_model: a model like the target, or "self:drop=3,4" / "self:layers=0,1" for the target with layers left out.
     draft_weights: of a draft model of its own, as weights of load_model; the target's have no part in it.
     trees: "chain" or "best-first". budget: nodes of a tree at most, root included. fixed_budget: always draft the whole
@@ -79,7 +79,7 @@ def make_engine(
         on_device = fused or (fused is None and device.type == "cuda")
         drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft, device, on_device)
         if device.type == "cuda":
-            parts = [loaded.decoder, *([draft[0]] if draft else [])]
+            parts = [loaded.decoder, *([drafter.decoder] if isinstance(drafter, DraftModel) else [])]
             costs = CostFile(device, [spec, trees, str(budget), str(fused), str(strict), *map(signature, parts)])
     budgets = CAPTURED_BUDGETS if drafter.captured else BUDGETS
     controller = Controller(budget, depth, branching=trees != "chain", fixed=fixed_budget, budgets=budgets)
@@ -114,7 +114,8 @@ def draft_engine(loaded: LoadedModel, draft: Decoder, shared_tokens: int, depth:
 def signature(decoder: Decoder) -> str:
     """What a decoder's costs depend on."""
     layers = [layer.index for layer in decoder.layers]
-    return f"{decoder.config} {layers} {decoder.dtype} {decoder.quantised} {decoder.max_length}"
+    head = decoder.lm_head.out_features
+    return f"{decoder.config} {layers} {head} {decoder.dtype} {decoder.quantised} {decoder.max_length}"
 
 
 def drafter_spec(drafter: str | None, draft_model: str | Path | None) -> str:
@@ -214,9 +215,10 @@ def make_drafter(
         return DeviceNGram(device, options["depth"], options["min"]), options["depth"]
     assert draft is not None, "draft-model is made with a draft model"
     decoder, shared = draft
-    # ids rank by how often a tokenizer's training merged them, so the first ones are most of a text (FR-Spec, Zhao et
-    # al. 2025, arXiv 2502.14856, takes the most frequent): a draft's LM head that stops there reads that much less
-    shared = min(num_tokens, shared, options["vocab"] or shared)
+    shared = min(num_tokens, shared)
+    if options["vocab"] is not None:
+        decoder = limit_head(decoder, options["vocab"], shared)
+        shared = min(shared, options["vocab"][-1] + 1)
     depth, capacity = options["depth"], decoder.max_length
     common: dict[str, Any] = dict(
         builder=builder, num_tokens=shared, capacity=capacity, budget=budget, chunk=prefill_chunk(decoder.device)
@@ -226,17 +228,17 @@ def make_drafter(
     return DraftModel(decoder, **common), depth
 
 
-def check_drafter(spec: str, trees: str, budget: int) -> tuple[str, dict[str, int]]:
-    """A drafter's name and options, checked without making it."""
+def check_drafter(spec: str, trees: str, budget: int) -> tuple[str, dict[str, Any]]:
+    """A drafter's name and options, checked without making it: whole numbers, and `vocab` as of take_vocab."""
     name, values = parse_spec(spec, "drafter")
     make_builder(trees)
-    options: dict[str, int] = {}
+    options: dict[str, Any] = {}
     if name in ("ngram", "ngram-device"):
         options["min"] = take_int(values, "min", 2, f"drafter {name}", high=8)
         options["depth"] = take_int(values, "depth", max(budget - 1, 1), f"drafter {name}")
     elif name == "draft-model":
         options["depth"] = take_int(values, "depth", 8, "drafter draft-model")
-        options["vocab"] = take_int(values, "vocab", 0, "drafter draft-model", low=0, high=MAX_VOCAB)
+        options["vocab"] = take_vocab(values)
     elif name != "none":
         raise RequestError(f"drafter must be none, ngram, ngram-device or draft-model, got {name!r}")
     refuse_rest(values, f"drafter {name}", ", ".join(options) or "none")

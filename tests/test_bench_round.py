@@ -41,7 +41,7 @@ def test_a_request_must_have_the_known_answer_and_the_forced_rounds() -> None:
 def test_a_pair_is_measured() -> None:
     size = parts.Size(replays=1, rounds=1, tokens=7)
     with torch.inference_mode():
-        measured = bench.parts_of("tiny+tiny", 3.5, [4], [1, 4], size, DEVICE, torch.float32, read_rate=1.0)
+        measured = bench.parts_of("tiny+tiny", 3.5, [4], [1, 4], size, DEVICE, torch.float32, 1.0, draft_vocab=24)
         found = {name: measure({}) for (name,), measure in measured.items()}
     (drafted,), (root, row), (plain,) = found["drafted"], found["budgets"], found["plain_requests"]
     assert (drafted["tokens"], drafted["rounds"], drafted["tokens_per_round"]) == (7, 2, 3.5)
@@ -49,6 +49,9 @@ def test_a_pair_is_measured() -> None:
     draft, target = found["draft"], found["plain"]["target"]
     assert draft["ms_by_depth"].keys() == {"1", "2", "4"}
     assert draft["step_over_plain"] == pytest.approx(draft["step_ms"] / draft["plain_ms"], rel=0.01)
+    few = found["few_tokens"]
+    assert few["tokens"] == 24 and few["ms_by_depth"].keys() == {"1", "2", "4"}
+    assert (few["head_bytes"], few["whole_head_bytes"]) == (24 * 32 * 4, 96 * 32 * 4)
     assert target["over_limit"] == pytest.approx(target["ms"] / target["limit_ms"], rel=0.1)
     assert (root["nodes"], row["nodes"]) == (1, 4) and root["round_ms"] > 0 < row["round_ms"]
     assert drafted["over_parts"] == pytest.approx(
@@ -90,10 +93,10 @@ def test_all_that_is_measured_was_compiled_ahead(monkeypatch: pytest.MonkeyPatch
     )
     size, recorded = parts.Size(replays=1, rounds=1, tokens=7), Recorded(monkeypatch)
     for nodes in (0, 1, 4):
-        bench.compile_part(("tiny", nodes, [4]))
+        bench.compile_part(("tiny", nodes, [4], 24))
     ahead = set(recorded.variants)
     with torch.inference_mode():
-        for measure in bench.parts_of("tiny+tiny", 3.5, [4], [1, 4], size, CPU, torch.float32).values():
+        for measure in bench.parts_of("tiny+tiny", 3.5, [4], [1, 4], size, CPU, torch.float32, None, 24).values():
             measure({})
     assert len(ahead) > 20 and recorded.variants == ahead
 
@@ -109,12 +112,12 @@ def test_every_number_of_rows_is_compiled_once_for_a_shape(monkeypatch: pytest.M
 
         def __exit__(self, *_: object) -> None: ...
 
-        def map(self, function: object, found: list[tuple[str, int, list[int]]], chunksize: int) -> None:
+        def map(self, function: object, found: list[tuple[str, int, list[int], int | None]], chunksize: int) -> None:
             jobs.extend(found)
 
     monkeypatch.setattr(bench.multiprocessing, "get_context", lambda _: SimpleNamespace(Pool=Pool))
     bench.compile_all(["8b+1b", "1b+1b:4"], [4], [1, 4, 8, 16, 32, 64], 2)
-    assert [(shape, nodes) for shape, nodes, _ in jobs] == [
+    assert [(shape, nodes) for shape, nodes, *_ in jobs] == [
         ("1b", 0), ("8b", 1), ("8b", 16), ("8b", 32), ("8b", 64), ("1b", 1), ("1b", 16), ("1b", 32), ("1b", 64)
     ]  # fmt: skip
 

@@ -49,7 +49,7 @@ LONG = ("seed_ptr", "mask_ptr")
 SHAPES = [(576, 1536, 9, 3, 64, 49152), (4096, 14336, 32, 8, 128, 128256)]
 
 # an LM head that leaves nothing beside the pick, and the pointers that it then has not
-HEAD_ALONE = {"SCORED": False, "UNITS": 0, "TAP_SPLIT": 1}
+HEAD_ALONE = {"SCORED": False, "UNITS": 0, "TAP_SPLIT": 1, "row_id_ptr": None}
 JUDGED: dict[str, Any] = dict.fromkeys(
     ["values_ptr", "value_ids_ptr", "node_ptr", "parent_ptr", "token_logit_ptr", "tap_ptr", "tap_weight_ptr"]
     + ["tap_part_ptr"]
@@ -164,6 +164,8 @@ def compile_other_weights() -> list[dict[str, Any]]:
         values |= {"ROWS": rows, "PDL": pdl, "NUM_SQUARES": 64, "BLOCK_SQUARES": 64, "ACT": "silu"}
         values |= {"ADD": True, "NORM": rows > 1, "SQUARES": rows > 1}
         values |= config.arguments(k) | {"PREFETCH": 1024 if pdl else 0, "LANES": 1}
+        if weights == "i8":
+            del values["row_id_ptr"]  # an LM head of some tokens alone
         found.append(compiled(kernel, values, capability, config.warps, weights))
     return found
 

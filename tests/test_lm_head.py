@@ -20,7 +20,8 @@ from launches import (
 from torch import Tensor
 
 from pad_engine.kernels.gumbel import gumbel_pick_ref, gumbel_ref
-from pad_engine.kernels.lm_head import lm_head, lm_head_programs, lm_head_ref
+from pad_engine.kernels.lm_head import Judging, lm_head, lm_head_programs, lm_head_ref
+from pad_engine.kernels.row_stats import TOP, empty_parts, row_stats_ref
 from pad_engine.kernels.tuning import TileConfig
 
 INF = torch.inf
@@ -49,18 +50,22 @@ class Head:
         self.length = ints([0, 700, 2**20])
         self.seeds = [3, 2**63 - 5, -7]
 
-    def launch(self, config: TileConfig, programs: int, logits: Tensor | None, softcap: float | None = None) -> tuple:
-        """(scores, ids) that the kernel leaves."""
+    def launch(
+        self, config: TileConfig, programs: int, logits: Tensor | None, softcap: float | None = None,
+        row_ids: Tensor | None = None, judging: Judging | None = None,
+    ) -> tuple:  # fmt: skip
+        """(scores, ids) that the kernel leaves. row_ids: of the rows that the head has, which are then no others."""
+        own = self.weight if row_ids is None else self.weight[row_ids.long()]
         scores, ids = nans(programs, self.rows), torch.full((programs, self.rows), -77, dtype=torch.int32).to(DEVICE)
         # ids from `vocab` on are padding: their weights are not even numbers
-        weight = torch.cat([self.weight, nans(3, self.weight.shape[1], dtype=self.weight.dtype)])
+        weight = torch.cat([own, nans(3, own.shape[1], dtype=own.dtype)])
         seed, temperature = ints(self.seeds, torch.int64), torch.tensor(self.temperatures, device=DEVICE)
 
         def launch() -> None:
             lm_head(
                 self.h, self.norm, self.normed, self.squares, weight, None, self.depth, self.seq, self.length, seed,
-                temperature, scores, ids, logits, num_tokens=self.vocab, eps=EPS, softcap=softcap, config=config,
-                pdl=self.pdl,
+                temperature, scores, ids, logits, judging, num_tokens=len(own), row_ids=row_ids, eps=EPS,
+                softcap=softcap, config=config, pdl=self.pdl,
             )  # fmt: skip
 
         repeat(launch, scores, ids)
@@ -117,6 +122,25 @@ def test_picks_do_not_depend_on_who_asks_for_logits(rows: int, temperatures: lis
     assert torch.equal(rounded, logits.half())
     for other in (again, unasked):
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_head_of_some_tokens_picks_among_them(rows: int) -> None:
+    """Noise and ids are the tokens', whatever the place of their rows; of all tokens nothing changes."""
+    vocab, k, config, programs = CASES[0]
+    head = Head(rows, vocab, k, torch.float32, [0.0, 0.8, 1.7])
+    whole = head.launch(config, programs, None)
+    for first, second in zip(whole, head.launch(config, programs, None, row_ids=ints(range(vocab))), strict=True):
+        assert torch.equal(bits(first), bits(second))
+    chosen = torch.randperm(vocab)[:150].sort().values.to(DEVICE)
+    logits, stats = nans(rows, len(chosen)), empty_parts(programs, rows, DEVICE)
+    scores, ids = head.launch(config, programs, logits, row_ids=chosen.int(), judging=Judging(stats, scored=True))
+    full = torch.full((rows, vocab), -INF, device=DEVICE).index_copy(1, chosen, logits)
+    assert combine(scores, ids) == head.picks(full) and set(combine(scores, ids)) <= set(chosen.tolist())
+    ranked = row_stats_ref(head.scores(full)).top_id
+    places = stats.values[:, 3:].transpose(1, 2).permute(1, 0, 2).reshape(rows, -1).argsort(1, descending=True)
+    named = stats.ids.transpose(1, 2).permute(1, 0, 2).reshape(rows, -1).gather(1, places)
+    assert torch.equal(named[:, :TOP], ranked)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -5,6 +5,7 @@ Next to read: verify.py, which makes such rows of draft trees.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +64,7 @@ class Decoder:
         head = self.embedding if config.tie_word_embeddings else get("lm_head.weight")
         # quantised, a tied head is a matrix of its own: a lookup reads one row, and so need not lose anything
         self.lm_head = quantised_linear([("lm_head.weight", head)], None, quantised) if quantised else Linear(head)
+        self.head_ids: Tensor | None = None  # the tokens of its rows, where these are not the first ids
         # Gemma's scale is rounded to the model's type before the product, as its checkpoints were trained
         self.embed_scale = torch.tensor(config.hidden_size**0.5, dtype=self.dtype).item() if config.gemma else None
         self.ropes = {rope: RopeTable(rope, max_length, self.dtype, self.device) for rope in set(config.ropes)}
@@ -103,9 +105,17 @@ class Decoder:
 
     def with_layers(self, kept: Sequence[int]) -> "Decoder":
         """The same weights with only these layers, in this order: a self-draft. It needs a cache of its own."""
-        draft = object.__new__(Decoder)
-        draft.__dict__.update(self.__dict__)
+        draft = copy(self)
         draft.layers = [self.layers[index] for index in kept]
+        return draft
+
+    def with_head(self, ids: Sequence[int]) -> "Decoder":
+        """The same weights with an LM head of these tokens alone, ids in ascending order and none of them twice. One of
+        the first ids is a view where nothing is packed; any other is a copy."""
+        draft = copy(self)
+        first = ids[-1] == len(ids) - 1
+        draft.head_ids = None if first else torch.tensor(ids, device=self.device)
+        draft.lm_head = self.lm_head.rows(slice(len(ids)) if draft.head_ids is None else draft.head_ids)
         return draft
 
     @property
@@ -208,11 +218,15 @@ class Decoder:
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: `[N, hidden_size]` as forward returns it; returns fp32 `[N, vocab_size]`, soft-capped if so set."""
+        """hidden: `[N, hidden_size]` as forward returns it; returns fp32 `[N, vocab_size]`, soft-capped if so set. Of
+        an LM head of some tokens alone, ids that it lacks have -inf; after the first ids the row ends."""
         logits = self.lm_head(rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
         if self.config.logit_softcap is not None:
             logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
-        return logits
+        if self.head_ids is None:
+            return logits
+        whole = logits.new_full((len(logits), self.config.vocab_size), -torch.inf)
+        return whole.index_copy_(1, self.head_ids, logits)
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:

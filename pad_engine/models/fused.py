@@ -44,8 +44,11 @@ class FusedPass:
     def __init__(
         self, decoder: Decoder, cache: KVCache, *, num_tokens: int, strict: bool = False, pdl: int | None = None
     ) -> None:
-        self.decoder, self.cache, self.num_tokens, self.strict = decoder, cache, num_tokens, strict
+        self.decoder, self.cache, self.strict = decoder, cache, strict
         config, device = decoder.config, decoder.device
+        # rows of the LM head, and their tokens where these are not the first ids
+        self.num_tokens = min(num_tokens, decoder.lm_head.out_features)
+        self.head_ids = None if decoder.head_ids is None else decoder.head_ids.int()
         self.cuda = device.type == "cuda"
         can_release = self.cuda and torch.cuda.get_device_capability(device) >= (9, 0)
         width = config.hidden_size
@@ -60,7 +63,7 @@ class FusedPass:
             "out": (width, config.num_heads * config.head_dim),
             "gate_up": (2 * config.intermediate_size, width),
             "down": (width, config.intermediate_size),
-            "lm_head": (num_tokens, width),
+            "lm_head": (config.vocab_size, width),  # what was measured of the whole serves a part of it
         }
         self.tiles = {(op, rows): self.tile(op, rows) for op in self.shapes for rows in ROW_PADS}
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
@@ -155,7 +158,7 @@ class FusedPass:
         lm_head(
             hidden, decoder.final_norm, normed, squares, decoder.lm_head.weight, decoder.lm_head.scale, forest.depth,
             forest.seq, sequences.cache_len, sequences.seed, sequences.temperature, scores, ids, logits,
-            judging, num_tokens=self.num_tokens, eps=eps,
+            judging, num_tokens=self.num_tokens, row_ids=self.head_ids, eps=eps,
             softcap=decoder.config.logit_softcap, config=self.tiles["lm_head", rows], pdl=self.pdl[rows],
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pad_engine import __version__
-from pad_engine.serving import bench, calibrate, chat, evaluate, generate, info, label, models, trace, train
+from pad_engine.serving import bench, calibrate, chat, evaluate, generate, info, label, models, trace, train, vocab
 from pad_engine.serving.terminal import quiet
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ app.command("merge-labels")(label.merge_labels)
 app.command("calibrate")(calibrate.calibrate)
 app.command("eval")(evaluate.evaluate)
 app.add_typer(train.app, name="train")
+app.command("vocab")(vocab.vocab)
 app.command("models")(models.models)
 app.command("info")(info.info)
 

@@ -25,7 +25,9 @@ DraftModel = Annotated[
 ]
 Drafter = Annotated[
     str | None,
-    typer.Option(help="none, ngram[:min=2,depth=15] or draft-model[:depth=8].", show_default="ngram, or draft-model"),
+    typer.Option(
+        help="none, ngram[:min=2,depth=15] or draft-model[:depth=8,vocab=N|FILE].", show_default="ngram, or draft-model"
+    ),
 ]
 Trees = Annotated[str, typer.Option(help="chain or best-first.")]
 Rule = Annotated[str, typer.Option(help="auto, greedy, match or rejection.")]
