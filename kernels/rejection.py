@@ -1,7 +1,7 @@
 """Speculative sampling of a drafted chain on the card (Leviathan et al. 2023, algorithm 1): which tokens stay, and the
 one after them, from logits that lie there.
 
-Two launches. The first sums exponentials of every row, in parts. In the second each program judges the chain, which
+Two launches. The first sums exponentials of every row, in parts. In the second each program walks the chain, which
 takes a few numbers a node, and draws from its part of the row where the walk ends: the Gumbel argmax of log max(p - q,
 0), for which no sum is needed. The last program to arrive puts the parts together. The meaning, and the same random
 numbers, are those of pad_engine/rules/rejection.py.
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from pad_engine.kernels.gumbel import ACCEPT, RESIDUAL, gumbel_noise, philox_word
 
-# parts of a row: for its sum, so that 16 rows are a few programs a multiprocessor with few steps each, and for the draw
-LSE_SPLITS, DRAW_SPLITS = 32, 64
+LSE_SPLITS, DRAW_SPLITS = 8, 64
 BLOCK = 1024
 _ACCEPT, _RESIDUAL = tl.constexpr(ACCEPT), tl.constexpr(RESIDUAL)
 
@@ -42,56 +41,54 @@ def lse_parts_kernel(logits_ptr, stride, part_ptr, temperature, V, SPLITS: tl.co
 
 
 @triton.jit
-def row_lse(part_ptr, row, ok, SPLITS: tl.constexpr):
-    """log of the sum of exp(z / T) of rows `[B]`."""
-    parts = part_ptr + (row[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]) * 2
-    peak = tl.load(parts, mask=ok[:, None], other=0.0)
-    total = tl.load(parts + 1, mask=ok[:, None], other=1.0)
-    top = tl.max(peak, 1)
-    return top + tl.log(tl.sum(total * tl.exp(peak - top[:, None]), 1))
+def row_lse(part_ptr, row, SPLITS: tl.constexpr):
+    """log of the sum of exp(z / T) of one row, a scalar."""
+    split = tl.arange(0, SPLITS)
+    peak = tl.load(part_ptr + (row * SPLITS + split) * 2)
+    total = tl.load(part_ptr + (row * SPLITS + split) * 2 + 1)
+    top = tl.max(peak, 0)
+    return top + tl.log(tl.sum(total * tl.exp(peak - top), 0))
 
 
 @triton.jit
 def walk_chain(
     logits_ptr, stride, q_ptr, q_stride, token_ptr, pick_ptr, part_ptr, temperature, position, seed_lo, seed_hi,
-    round_index, N, Q_WIDTH, SPLITS: tl.constexpr, NODES: tl.constexpr,
+    round_index, N, Q_WIDTH, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """The last node that stays, and the lse of its row. Each node's own test needs nothing of the others', so all are
-    made at once, and the first that fails ends the walk."""
-    row = tl.arange(0, NODES)
-    ok, inner = row < N, row + 1 < N
-    lse = row_lse(part_ptr, row, ok, SPLITS)
-    token = tl.load(token_ptr + row + 1, mask=inner, other=0)
-    z = tl.load(logits_ptr + row.to(tl.int64) * stride + token, mask=inner, other=0.0) / temperature
-    p = tl.exp(z - lse)
-    q = p * 0.0 + 1.0
-    if q_ptr is not None:
-        q = tl.load(q_ptr + row.to(tl.int64) * q_stride + token, mask=inner & (token < Q_WIDTH), other=0.0)
-    place, purpose = (position + row + 1).to(tl.uint32), tl.zeros((NODES,), tl.uint32) + tl.cast(_ACCEPT, tl.uint32)
-    drawn = tl.zeros((NODES,), tl.uint32) + tl.cast(round_index, tl.uint32)
+    """The last node that stays, and whether its row is finite."""
+    node, going = tl.program_id(0) * 0, tl.load(pick_ptr) >= 0
     lo, hi = tl.cast(seed_lo, tl.uint32), tl.cast(seed_hi, tl.uint32)
-    word = philox_word(place, token.to(tl.uint32), purpose, drawn, lo, hi)
-    # in fp64, where a draw just below one is not one
-    below = word.to(tl.float64) * 2.3283064365386963e-10 * q.to(tl.float64) < p.to(tl.float64)
-    stays = inner & below & (tl.load(pick_ptr + row, mask=ok, other=-1) >= 0)
-    last = tl.min(tl.where(ok & (stays == 0), row, N - 1), 0)
-    return last, tl.sum(tl.where(row == last, lse, 0.0), 0)
+    for child in range(1, N):
+        if going:
+            token = tl.load(token_ptr + child)
+            z = tl.load(logits_ptr + node.to(tl.int64) * stride + token) / temperature
+            p = tl.exp(z - row_lse(part_ptr, node, SPLITS))
+            q = p * 0.0 + 1.0
+            if q_ptr is not None:
+                q = tl.load(q_ptr + node.to(tl.int64) * q_stride + token, mask=token < Q_WIDTH, other=0.0)
+            place, purpose = tl.cast(position + child, tl.uint32), tl.cast(_ACCEPT, tl.uint32)
+            word = philox_word(place, token.to(tl.uint32), purpose, tl.cast(round_index, tl.uint32), lo, hi)
+            # in fp64, where a draw just below one is not one
+            stays = word.to(tl.float64) * 2.3283064365386963e-10 * q.to(tl.float64) < p.to(tl.float64)
+            node = tl.where(stays, child, node)
+            going = stays & (tl.load(pick_ptr + child) >= 0)
+    return node, tl.load(pick_ptr + node) >= 0
 
 
 @triton.jit(do_not_specialize=["temperature", "position", "seed_lo", "seed_hi", "round_index"])
 def rejection_kernel(
     logits_ptr, stride, q_ptr, q_stride, token_ptr, pick_ptr, part_ptr, draw_ptr, draw_id_ptr, ticket_ptr, out_ptr,
-    temperature, position, seed_lo, seed_hi, round_index, N, V, Q_WIDTH, SPLITS: tl.constexpr, NODES: tl.constexpr,
-    DRAWS: tl.constexpr, BLOCK: tl.constexpr,
+    temperature, position, seed_lo, seed_hi, round_index, N, V, Q_WIDTH, SPLITS: tl.constexpr, DRAWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    node, lse = walk_chain(
+    node, finite = walk_chain(
         logits_ptr, stride, q_ptr, q_stride, token_ptr, pick_ptr, part_ptr, temperature, position, seed_lo, seed_hi,
-        round_index, N, Q_WIDTH, SPLITS, NODES,
+        round_index, N, Q_WIDTH, SPLITS,
     )  # fmt: skip
-    finite = tl.load(pick_ptr + node) >= 0
     rejected = tl.load(token_ptr + tl.minimum(node + 1, N - 1))
     ends = node == N - 1
+    lse = row_lse(part_ptr, node, SPLITS)
     lo, hi = tl.cast(seed_lo, tl.uint32), tl.cast(seed_hi, tl.uint32)
     share = tl.cdiv(V, DRAWS)
     begin = program * share
@@ -165,6 +162,5 @@ def rejection_chain(
     rejection_kernel[(DRAW_SPLITS,)](
         logits, logits.stride(0), q_rows, 0 if q_rows is None else q_rows.stride(0), token, row_pick, w.parts, w.draws,
         w.draw_ids, w.ticket, w.out, temperature, position, seed & 0xFFFFFFFF, seed >> 32, round_index, n, vocab,
-        0 if q_rows is None else q_rows.shape[1], LSE_SPLITS, triton.next_power_of_2(n), DRAW_SPLITS,
-        BLOCK,
+        0 if q_rows is None else q_rows.shape[1], LSE_SPLITS, DRAW_SPLITS, BLOCK,
     )  # fmt: skip

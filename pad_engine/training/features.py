@@ -2,7 +2,7 @@
 row, and the scalars of the row that judges it, as rules/override.py takes them from a Record.
 
 Labels of one question share their text, so it is read once: the longest text is a trunk, and tokens that it does not
-hold hang as leaves below their place in it, in one pass of the target. Next to read: pivot.py.
+hold hang as leaves below their place in it. Many trunks are read in one pass of the target. Next to read: pivot.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +14,14 @@ from torch import Tensor
 from pad_engine.errors import NonFiniteError, RequestError
 from pad_engine.kernels.row_stats import row_stats_ref
 from pad_engine.kv_cache import KVCache, RowGroup, prefill_chunk
+from pad_engine.kv_forest import commit_forest
 from pad_engine.models.decoder import Decoder
 from pad_engine.rules.classifier import SCALARS
 from pad_engine.training.label_file import Label
-from pad_engine.verify import prefill
+from pad_engine.verify import place, read_prompts
 
-ROWS = 256  # of one pass
+TRUNKS = 32  # that are read at once: one alone is hardly more to a device than the words that queue it
+ROWS = 256  # of a trunk, in one pass
 SAME_CHOICE = 0.9  # of the labels, less rounding between devices and passes
 
 
@@ -75,10 +77,13 @@ def extract_features(
     scalars = {name: torch.empty(n) for name in SCALARS}
     found = Features(hidden, scalars, torch.empty(n, dtype=torch.int64))
     longest = max(len(label.prompt_ids) + len(label.prefix_ids) + 1 for label in labels)
-    cache = target.new_cache(capacity=longest, scratch=ROWS)
-    for done, members in enumerate(by_question(labels).values(), 1):
-        for trunk in trunks(labels, members):
-            read_trunk(target, cache, trunk, labels, num_tokens, found)
+    cache = target.new_cache(num_seqs=TRUNKS, capacity=longest, scratch=ROWS)
+    waiting: list[Trunk] = []
+    for done, members in enumerate((questions := by_question(labels)).values(), 1):
+        waiting += trunks(labels, members)
+        while len(waiting) >= TRUNKS or (waiting and done == len(questions)):
+            read_trunks(target, cache, waiting[:TRUNKS], labels, num_tokens, found)
+            del waiting[:TRUNKS]
         progress(done)
     if not all(values.isfinite().all() for values in (*hidden.values(), *scalars.values())):
         raise NonFiniteError("the target's states or logits are not finite behind some of the labelled tokens")
@@ -160,39 +165,47 @@ def lay_out(trunk: Trunk, labels: Sequence[Label]) -> Rows:
 
 
 @torch.inference_mode()
-def read_trunk(
-    target: Decoder, cache: KVCache, trunk: Trunk, labels: Sequence[Label], num_tokens: int, found: Features
+def read_trunks(
+    target: Decoder, cache: KVCache, texts: Sequence[Trunk], labels: Sequence[Label], num_tokens: int, found: Features
 ) -> None:
-    """Read a trunk and its leaves, ROWS rows a pass, and write what its members need into `found`."""
-    begin(target, cache, trunk.ids[: trunk.prompt_length])
-    rows, members = lay_out(trunk, labels), torch.tensor(trunk.members)
-    judge, own = torch.tensor(rows.judge), torch.tensor(rows.own)
-    token = torch.tensor([labels[index].draft_id for index in trunk.members])
-    for start in range(0, len(rows.token), ROWS):
-        part = slice(start, start + ROWS)
-        length, kept, position = cache.lengths[0], rows.kept[part], torch.tensor(rows.position[part])
-        # a row sees itself, and the trunk's rows before its position
-        mask = torch.tensor(kept)[None] & (position[None] < position[:, None])
-        mask |= torch.eye(len(kept), dtype=torch.bool)
-        group = RowGroup(0, rows.token[part], (position - length).tolist(), mask)
-        hidden, taps = target.forward(cache.place([group]), cache, tuple(found.hidden))
-        owns, judges = ((row >= start) & (row < start + ROWS) for row in (own, judge))
-        for layer, tap in taps.items():
-            found.hidden[layer][members[owns]] = tap[(own[owns] - start).to(tap.device)].float().cpu()
-        if judges.any():
-            logits = target.logits(hidden[(judge[judges] - start).to(hidden.device)])[:, :num_tokens]
-            write_scalars(logits, token[judges], members[judges], found)
-        cache.commit(0, [row for row, stays in enumerate(kept) if stays])
+    """Read trunks with their leaves, ROWS rows of each a pass, and write what their members need into `found`."""
+    prompts = {seq: text.ids[: text.prompt_length] for seq, text in enumerate(texts)}
+    read_prompts(target, cache, prompts, prefill_chunk(target.device))
+    left = {seq: lay_out(text, labels) for seq, text in enumerate(texts)}
+    start = 0
+    while left:
+        groups = [group_of(cache, seq, rows, slice(start, start + ROWS)) for seq, rows in left.items()]
+        hidden, taps = target.forward(place(cache, groups), cache, tuple(found.hidden))
+        # of what is judged in this pass: the member, and the row
+        judges, owns = list[tuple[int, int]](), list[tuple[int, int]]()
+        first = -start
+        for group, (seq, rows) in zip(groups, left.items(), strict=True):
+            for wanted, places in ((judges, rows.judge), (owns, rows.own)):
+                pairs = zip(texts[seq].members, places, strict=True)
+                wanted += [(index, first + row) for index, row in pairs if start <= row < start + ROWS]
+            first += len(group.tokens)
+        if owns:
+            members, rows_of = torch.tensor(owns).T
+            for layer, tap in taps.items():
+                found.hidden[layer][members] = tap[rows_of.to(tap.device)].float().cpu()
+        if judges:
+            members, rows_of = torch.tensor(judges).T
+            token = torch.tensor([labels[index].draft_id for index in members.tolist()])
+            write_scalars(target.logits(hidden[rows_of.to(hidden.device)])[:, :num_tokens], token, members, found)
+        start += ROWS
+        kept = {
+            seq: [i for i, stays in enumerate(rows.kept[start - ROWS : start]) if stays] for seq, rows in left.items()
+        }
+        left = {seq: rows for seq, rows in left.items() if len(rows.token) > start}
+        if left:
+            commit_forest(cache, [(seq, kept[seq]) for seq in left])
 
 
-def begin(target: Decoder, cache: KVCache, prompt: Sequence[int]) -> None:
-    """Read a prompt but for its last token, or what of it is not in the cache already."""
-    kept = 0
-    if target.dynamic:
-        cache.reset(0, len(prompt))
-    else:
-        kept = cache.keep_prefix(0, prompt[:-1])
-    prefill(target, cache, 0, prompt[kept:-1], prefill_chunk(target.device))
+def group_of(cache: KVCache, seq: int, rows: Rows, part: slice) -> RowGroup:
+    """Some of a trunk's rows: each sees itself, and the trunk's before its position."""
+    kept, position = torch.tensor(rows.kept[part]), torch.tensor(rows.position[part])
+    mask = kept[None] & (position[None] < position[:, None]) | torch.eye(len(kept), dtype=torch.bool)
+    return RowGroup(seq, rows.token[part], (position - cache.lengths[seq]).tolist(), mask)
 
 
 def write_scalars(logits: Tensor, token: Tensor, members: Tensor, found: Features) -> None:
