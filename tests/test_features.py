@@ -70,14 +70,15 @@ def test_they_are_those_of_a_plain_pass_a_label(
 
 
 def test_a_text_is_read_once(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two passes a question at most, one where the prompt is that of the question before."""
+    """Two passes for all questions: their prompts, each once, and the texts."""
     decoder, passes = tiny_decoder(make_model("llama")), []
     labels = make_labels(decoder, 4, 9)
     forward = decoder.forward
     monkeypatch.setattr(decoder, "forward", lambda *given: passes.append(given[0].tokens.numel()) or forward(*given))
     extract_features(decoder, labels, [LAYER], TOKENS)
-    # the prompt's last token, and of nine places those three whose token the text does not go on with
-    assert passes == [6, 13, 13, 6, 13, 13]
+    # two prompts but for their last tokens; then four times this token, and of nine places those three whose token the
+    # text does not go on with
+    assert passes == [12, 52]
 
 
 def test_they_are_those_of_a_record(make_model: Make) -> None:
