@@ -23,6 +23,22 @@ from pad_engine.state import State
 from pad_engine.tree import DraftTree, Forest
 
 
+def accept_each(
+    record: Record, rules: Sequence[AcceptanceRule], states: Sequence[State], trees: Sequence[DraftTree]
+) -> list[Accepted]:
+    """For each sequence of the forest what its rule keeps of its tree; those that judge alike together."""
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for place, rule in enumerate(rules):
+        groups.setdefault((id(rule.judge), id(rule.walk_path), id(rule.override)), []).append(place)
+    if len(groups) == 1:
+        return accept(record, rules[0], states, trees)
+    found: dict[int, Accepted] = {}
+    for places in groups.values():
+        theirs = [states[place] for place in places], [trees[place] for place in places]
+        found |= zip(places, accept(record.part(places), rules[places[0]], *theirs), strict=True)
+    return [found[place] for place in range(len(rules))]
+
+
 def accept(record: Record, rule: AcceptanceRule, states: Sequence[State], trees: Sequence[DraftTree]) -> list[Accepted]:
     """For each sequence of the forest what the rule keeps of its tree."""
     if rule.override is not None:

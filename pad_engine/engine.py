@@ -270,6 +270,6 @@ class Engine:
             clock = Stopwatch()
             taps = [*drafter.taps, *rule.taps]
             commits, record = decode_round(
-                self.target, self.cache, rule, [state], [tree], self.num_tokens, taps, self.rounds
+                self.target, self.cache, [rule], [state], [tree], self.num_tokens, taps, self.rounds
             )
             yield Played(commits[0], record.logits, draft_ms, clock.lap(), state.plan.budget)

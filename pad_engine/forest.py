@@ -57,11 +57,13 @@ def make_pair(model: str | Path, draft_model: str | Path | None = None, **option
 
 @dataclass(frozen=True)
 class ForestRequest:
-    """prompt: token ids. key: anything; the answer carries it, and errors name it."""
+    """prompt: token ids. key: anything; the answer carries it, and errors name it. rule: instead of the forest's, as
+    rules.select.bind makes it."""
 
     prompt: list[int]
     params: SamplingParams
     key: Any = None
+    rule: str | AcceptanceRule | RelaxedRule | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ class Forest:
         params = request.params
         try:
             prompt = encode(self.pair.target.tokenizer, request.prompt, self.num_tokens)
-            rule = rule_for(self.rule, params)
+            rule = rule_for(self.rule if request.rule is None else request.rule, params)
         except RequestError as error:
             raise RequestError(f"request {request.key!r}: {error}", error.hint) from error
         if params.logprobs is not None:
@@ -204,9 +206,7 @@ class Forest:
     def step(self) -> list[ForestAnswer]:
         """One round of all requests; returns the answers that it has finished."""
         self._begin()
-        trees = self._propose()
-        for members in passes(self.running):
-            self._round(members, [trees[one.state.seq] for one in members])
+        self._round(self._propose())
         done = [one for one in self.running if one.state.finish_reason is not None]
         self.running = [one for one in self.running if one.state.finish_reason is None]
         self.free.extend(one.state.seq for one in done)
@@ -224,35 +224,26 @@ class Forest:
         self.running = sorted([*self.running, *self.waiting], key=lambda one: one.state.seq)
         self.waiting = []
 
-    def _propose(self) -> dict[int, DraftTree]:
+    def _propose(self) -> list[DraftTree]:
         """A tree for each sequence."""
         states = [one.state for one in self.running]
         if self.draft is None:
-            return {state.seq: DraftTree.chain([state.root]) for state in states}
-        trees = self.draft.propose(states)
-        return {state.seq: tree for state, tree in zip(states, trees, strict=True)}
+            return [DraftTree.chain([state.root]) for state in states]
+        return self.draft.propose(states)
 
-    def _round(self, members: Sequence[Running], trees: Sequence[DraftTree]) -> None:
-        """One pass of requests that one rule serves."""
-        rule, states = members[0].rule, [one.state for one in members]
+    def _round(self, trees: Sequence[DraftTree]) -> None:
+        """One pass over the trees of all requests."""
+        rules, states = [one.rule for one in self.running], [one.state for one in self.running]
+        taps = sorted({layer for rule in rules for layer in rule.taps})
         try:
-            commits, _ = decode_round(self.target, self.cache, rule, states, trees, self.num_tokens, rule.taps)
+            commits, _ = decode_round(self.target, self.cache, rules, states, trees, self.num_tokens, taps)
         except NonFiniteError as error:
-            keys = {one.state.seq: one.request.key for one in members}
+            keys = {one.state.seq: one.request.key for one in self.running}
             raise NonFiniteError(f"request {keys[error.seq]!r}: {error}", seq=error.seq) from error
         if self.draft is not None:
             self.draft.observe(states, commits)
-        for one, commit in zip(members, commits, strict=True):
+        for one, commit in zip(self.running, commits, strict=True):
             one.add(commit)
-
-
-def passes(running: Sequence[Running]) -> list[list[Running]]:
-    """The requests whose rules judge alike: greedy and sampled ones share a pass but where a walk is their base."""
-    groups: dict[tuple[int, int, int], list[Running]] = {}
-    for one in running:
-        key = id(one.rule.judge), id(one.rule.walk_path), id(one.rule.override)
-        groups.setdefault(key, []).append(one)
-    return list(groups.values())
 
 
 def decode_forest(

@@ -5,7 +5,7 @@ Next to read: verify.py, accept.py, state.py for the commit.
 
 from collections.abc import Sequence
 
-from pad_engine.accept import accept
+from pad_engine.accept import accept_each
 from pad_engine.errors import NonFiniteError
 from pad_engine.graphs import Rounds
 from pad_engine.kv_cache import KVCache
@@ -21,14 +21,15 @@ from pad_engine.verify import verify
 def decode_round(
     target: Decoder,
     cache: KVCache,
-    rule: AcceptanceRule,
+    rules: Sequence[AcceptanceRule],
     states: Sequence[State],
     trees: Sequence[DraftTree],
     num_tokens: int,
     taps: Sequence[int] = (),
     rounds: Rounds | None = None,
 ) -> tuple[list[Commit], Record]:
-    """Verify a forest, one tree a sequence, and commit what each accepted; returns the commits, and what was verified.
+    """Verify a forest, one tree a sequence, and commit what each accepted by its own rule; returns the commits, and
+    what was verified.
 
     rounds: the captured pass of the target and cache, if there is one.
 
@@ -36,7 +37,7 @@ def decode_round(
     """
     record = verify(target, cache, states, trees, num_tokens, taps, rounds)
     commits, rows = [], []
-    for state, tree, kept in zip(states, trees, accept(record, rule, states, trees), strict=True):
+    for state, tree, kept in zip(states, trees, accept_each(record, rules, states, trees), strict=True):
         if kept.end_token < 0:
             position = len(state.ids) + len(kept.path) - 2
             raise NonFiniteError(f"the target's logits after position {position} are not finite", seq=state.seq)

@@ -1,6 +1,7 @@
 """Questions, a task and answers written by hand, for the tests of calibration and evaluation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from pad_engine.forest import ForestAnswer, ForestRequest
 from pad_engine.state import Overridden
@@ -45,11 +46,13 @@ class Script:
     def __init__(self, lengths: Mapping[str, Mapping[str, int]]) -> None:
         self.lengths, self.asked = lengths, list[tuple[str, str]]()
 
-    def __call__(self, setting: Setting, requests: Sequence[ForestRequest]) -> Iterator[ForestAnswer]:
-        for request in reversed(requests):
-            self.asked.append((setting.name, request.key))
-            ids = list(range(self.lengths[setting.name][request.key]))
-            yield ForestAnswer(request.key, ids, "stop", 0, 3, 8, 4, [(1, KEPT)] if setting.depth else [])
+    def __call__(self, asked: Iterable[tuple[Setting, ForestRequest]]) -> Iterator[tuple[Setting, ForestAnswer]]:
+        for setting, pairs in groupby(asked, lambda pair: pair[0]):
+            for _, request in reversed(list(pairs)):
+                self.asked.append((setting.name, request.key))
+                ids = list(range(self.lengths[setting.name][request.key]))
+                kept = [(1, KEPT)] if setting.depth else []
+                yield setting, ForestAnswer(request.key, ids, "stop", 0, 3, 8, 4, kept)
 
 
 def text_of(ids: list[int]) -> str:

@@ -32,7 +32,7 @@ def ids_of(runner: Runner, name: str, prompts: list[list[int]], depth: int | Non
     if depth is not None:
         setting = Setting(name, setting.rule, depth)
     requests = [ForestRequest(p, SamplingParams(TOKENS, seed=i, ignore_eos=True), i) for i, p in enumerate(prompts)]
-    found = {answer.key: answer.token_ids for answer in runner.decode(setting, requests)}
+    found = {answer.key: answer.token_ids for _, answer in runner.decode((setting, one) for one in requests)}
     return [found[i] for i in range(len(prompts))]
 
 
@@ -115,7 +115,7 @@ def test_a_coin_keeps_its_rate(runner: Runner) -> None:
     """Of the mismatches that are offered, and for any seed the same ones again."""
     setting = runner.setting("direct random:rate=0.3")
     requests = [ForestRequest(some_ids(6, i), SamplingParams(40, seed=i, ignore_eos=True), i) for i in range(8)]
-    answers = {answer.key: answer for answer in runner.decode(setting, requests)}
+    answers = {answer.key: answer for _, answer in runner.decode((setting, one) for one in requests)}
     kept, offered, cache = 0, 0, runner.draft.new_cache(capacity=64, scratch=64)
     for request in requests:
         tokens, places = answers[request.key].token_ids, [place for place, _ in answers[request.key].overrides]
@@ -127,7 +127,8 @@ def test_a_coin_keeps_its_rate(runner: Runner) -> None:
         kept += len(places)
         offered += len(places) + sum(a != b for a, b in zip(drafted[:-1], tokens, strict=False))
     assert kept > 10 and abs(kept / offered - 0.3) < 3 * math.sqrt(0.3 * 0.7 / offered)
-    assert {answer.key: answer for answer in runner.decode(setting, requests[:3])} == {i: answers[i] for i in range(3)}
+    again = {answer.key: answer for _, answer in runner.decode((setting, one) for one in requests[:3])}
+    assert again == {i: answers[i] for i in range(3)}
 
 
 def test_rules_without_a_distribution_are_refused(runner: Runner) -> None:

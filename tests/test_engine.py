@@ -214,7 +214,7 @@ def test_eight_sequences_decode_as_one_forest(make_model: Make) -> None:
                 draft = drafter.script(list(state.ids))
                 tree = draft if isinstance(draft, DraftTree) else DraftTree.chain([state.root, *draft])
                 trees.append(tree.clip(state.remaining - 1, rng.randint(1, 12)))
-            commits, _ = decode_round(target, cache, MATCH, running, trees, 300)
+            commits, _ = decode_round(target, cache, [MATCH] * len(running), running, trees, 300)
             assert [cache.lengths[s.seq] for s in running] == [len(s.ids) - 1 for s in running]
             assert all(len(commit.tokens) == commit.accepted + 1 for commit in commits)
             rounds += 1

@@ -116,9 +116,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     decode = Runner.decode
 
-    def count(self: Runner, setting: Any, requests: Any) -> Any:
-        counts[setting.name] += len(requests)
-        return decode(self, setting, requests)
+    def count(self: Runner, asked: Any) -> Any:
+        asked = list(asked)
+        counts.update(setting.name for setting, _ in asked)
+        return decode(self, asked)
 
     monkeypatch.setattr(Runner, "decode", count)
     return counts

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from relaxing import VOCAB, random_record
 from tiny import random_classifier
 
 from pad_engine.errors import RequestError
+from pad_engine.forest import ForestAnswer, ForestRequest
 from pad_engine.rules.classifier import LINEAR_JUDGE, PIVOT_MLP
 from pad_engine.rules.override import judged_nodes
 from pad_engine.rules.select import RelaxedRule
 from pad_engine.training.baselines import make_any_rule
-from pad_engine.training.evaluate import Setting, Work, answer_all, draw
+from pad_engine.training.evaluate import Setting, Work, answer_all, answer_each, draw
 from pad_engine.training.results import Override, Results
 from pad_engine.training.settings import SWEEPS, families, named, ordered, sweep_of, with_setting
 from pad_engine.training.summary import at_equal_overrides, evaluation, falls, interpolated, summarise
@@ -109,6 +111,32 @@ def test_answers_are_kept_and_a_killed_run_goes_on(tmp_path: Path) -> None:
         again = Script(lengths)
         assert answer_all(setting, questions, requests, work_of(path, again)) == found
         assert len(again.asked) == 6 - max(lines - 2, 0) and path.read_bytes() == whole
+
+
+def test_settings_that_draft_alike_are_answered_together(tmp_path: Path) -> None:
+    """In their order, and no further than somebody asks; what was answered ahead is kept, and not asked for again."""
+    questions = draw(Parity(), "test", 4, 3)
+    settings = [Setting("target", "greedy", 0)] + [Setting(f"topk:k={k}", "greedy", 8) for k in (2, 3, 4)]
+    lengths = {setting.name: {q.id: 3 for q in questions} for setting in settings}
+    script, calls = Script(lengths), []
+
+    def decode(asked: Iterable[tuple[Setting, ForestRequest]]) -> Iterator[tuple[Setting, ForestAnswer]]:
+        calls.append(asked := list(asked))
+        # an answer of the next setting comes before the last one of each
+        asked = [*asked[:3], *asked[4:5], *asked[3:4], *asked[5:]]
+        yield from script((setting, one) for setting, one in asked)
+
+    requests = requests_of(Parity(), questions)
+    work = Work(Parity(), decode, text_of, Results(tmp_path / "r.jsonl", {"task": "parity"}))
+    found = answer_each(settings, questions, requests, work)
+    first, second = next(found), next(found)
+    assert [list(one) for one in (first, second)] == [[q.id for q in questions]] * 2
+    assert [len(asked) for asked in calls] == [4, 12] and len(script.asked) == 4 + 5
+    assert work.results.answers["topk:k=3"].keys() == {questions[0].id}
+    found.close()
+    again = Work(Parity(), decode, text_of, Results(tmp_path / "r.jsonl", {"task": "parity"}))
+    assert list(answer_each(settings, questions, requests, again))[:2] == [first, second]
+    assert [len(asked) for asked in calls] == [4, 12, 7]
 
 
 def test_other_settings_and_broken_files_are_refused(tmp_path: Path) -> None:

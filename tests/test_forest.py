@@ -1,18 +1,23 @@
 """Many requests at once: every answer is the one that the engine gives to its request alone."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import Make, some_ids, tiny_decoder, tiny_engine
+from tiny import Make, random_classifier, some_ids, tiny_decoder, tiny_engine
 
 from pad_engine import SamplingParams
 from pad_engine.captured import Played
 from pad_engine.errors import NonFiniteError, RequestError
-from pad_engine.forest import ForestRequest, Pair, decode_forest, make_pair
+from pad_engine.forest import ForestAnswer, ForestRequest, Pair, decode_forest, make_pair
 from pad_engine.loader import make_engine
 from pad_engine.models.decoder import Decoder
+from pad_engine.rules.classifier import PIVOT_MLP
+from pad_engine.rules.select import bind
+from pad_engine.training.baselines import make_any_rule
+from pad_engine.verify import verify
 
 DEPTH = 3
 
@@ -96,6 +101,38 @@ def test_a_relaxed_rule_overrides_what_it_overrides_alone(make_model: Make, rule
 
 def test_speculative_sampling_draws_what_it_draws_alone(make_model: Make) -> None:
     assert check(make_model, "llama", "rejection", DEPTH, mixed(6, 0.9), batch=3) == 0
+
+
+def test_requests_of_several_rules_share_a_pass(
+    make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer is that of a forest of its rule alone: with overrides, a classifier that taps, the draft model's own
+    rows, changed logits, and walks."""
+    pair, model = pair_of(make_model), random_classifier(tmp_path, PIVOT_MLP, 48, 1)
+    specs = ["auto", "margin:theta=0.3", f"pivot:model={model},sigma=0.5", "typical:eps=0.01", "kl:t=3"]
+    rules = [bind(make_any_rule(spec, pair.target.num_tokens), pair.target.decoder, 300) for spec in specs]
+    requests = [replace(one, rule=rules[one.key % len(rules)]) for one in mixed(15, 0.0)]
+    requests += [
+        replace(one, key=15 + one.key, rule=bind("rejection", pair.target.decoder, 300)) for one in mixed(3, 0.9)
+    ]
+    requests[1] = replace(requests[1], params=replace(requests[1].params, repetition_penalty=1.4))
+    separate = {}
+    for rule in {id(one.rule): one.rule for one in requests}.values():
+        theirs = [replace(one, rule=None) for one in requests if one.rule is rule]
+        assert rule is not None
+        separate |= {answer.key: answer for answer in decode_forest(pair, theirs, rule=rule, depth=DEPTH, batch=5)}
+    passes = []
+    monkeypatch.setattr("pad_engine.round.verify", lambda *given: passes.append(1) or verify(*given))
+    together = {answer.key: answer for answer in decode_forest(pair, requests, depth=DEPTH, batch=len(requests))}
+
+    def bare(answers: dict[int, ForestAnswer]) -> dict[int, Any]:
+        """Without the numbers of overrides, which a pass of other rows rounds otherwise."""
+        return {k: replace(a, overrides=[(place, one.node) for place, one in a.overrides]) for k, a in answers.items()}
+
+    assert bare(together) == bare(separate)
+    assert len(passes) == max(answer.rounds for answer in together.values())
+    overridden = {one.key % len(specs) for one in requests[:15] if together[one.key].overrides}
+    assert overridden == {1, 2, 3, 4}
 
 
 def test_changed_logits(make_model: Make) -> None:

@@ -131,7 +131,7 @@ def run(
                 if isinstance(drafter, NGram):
                     drafter.begin(state.ids)
                 trees.append(drafter.propose(state))
-            decode_round(target, cache, rule, running, trees, V)
+            decode_round(target, cache, [rule] * len(running), running, trees, V)
             running = [state for state in running if len(state.generated) < 2]
         pairs.update(tuple(state.generated[:2]) for state in states)
     return pairs
@@ -246,7 +246,9 @@ def test_drafts_are_accepted_and_refused() -> None:
     with torch.inference_mode():
         for state in states:
             state.plan = RoundPlan(8, K)
-        commits, _ = decode_round(target, cache, REJECTION, states, [drafter.propose(s) for s in states], V)
+        commits, _ = decode_round(
+            target, cache, [REJECTION] * len(states), states, [drafter.propose(s) for s in states], V
+        )
     lengths = Counter(commit.accepted for commit in commits)
     assert min(lengths[accepted] for accepted in range(K + 1)) >= 8
 

@@ -66,11 +66,11 @@ def evaluate(
         names = [TARGET, DRAFT, GREEDY, *specs, *(f"{DIRECT}{spec}" for spec in specs if direct)]
         settings = [runner.setting(name) for name in names]
     with reported():
-        from pad_engine.training.evaluate import answer_all
+        from pad_engine.training.evaluate import answer_each
         from pad_engine.training.summary import evaluation
 
         work, requests = chosen.work(made, runner), as_requests(asked, made, runner.encode)
-        answers = {setting.name: answer_all(setting, asked, requests, work) for setting in settings}
+        answers = dict(zip(names, answer_each(settings, asked, requests, work), strict=True))
         time_settings(settings, requests[:time], runner, work)
         found = evaluation(answers, specs, confidence)
         report(found, work, as_json)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pad_engine.errors import RequestError
 from pad_engine.forest import ForestRequest
 from pad_engine.training.bounds import binomial_cdf, max_count, min_questions, upper_bound
-from pad_engine.training.evaluate import Setting, Work, answer_all, harmed
+from pad_engine.training.evaluate import Setting, Work, answer_all, answer_each, harmed
 from pad_engine.training.tasks.task import Question
 
 
@@ -63,8 +63,8 @@ def run_trials(
     check_target(sum(answer.right for answer in reference.values()), len(questions), limit)
 
     def harms() -> Iterator[tuple[float, int]]:
-        for value, setting in sequence.items():
-            yield value, sum(harmed(reference, answer_all(setting, questions, requests, work)))
+        found = answer_each(list(sequence.values()), questions, requests, work)
+        yield from ((value, sum(harmed(reference, answers))) for value, answers in zip(sequence, found, strict=True))
 
     return fixed_sequence(harms(), len(questions), limit)
 

@@ -7,8 +7,9 @@ speed of a setting is measured apart, one stream at a time, on a few questions (
 import hashlib
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
@@ -36,8 +37,8 @@ class Setting:
         return {"depth": self.depth, "classifier": self.classifier}
 
 
-# answers of requests under a setting, in any order, by their keys
-Decode = Callable[[Setting, Sequence[ForestRequest]], Iterator[ForestAnswer]]
+# answers of requests by their keys, each under its setting, in any order; settings of one call draft alike
+Decode = Callable[[Iterable[tuple[Setting, ForestRequest]]], Iterator[tuple[Setting, ForestAnswer]]]
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,43 @@ def as_requests(
 def answer_all(
     setting: Setting, questions: Sequence[Question], requests: Sequence[ForestRequest], work: Work
 ) -> dict[str, Answered]:
-    """The answers of a setting by question, decoded as far as the results lack them. requests: of the questions."""
-    results = work.results
-    results.begin(setting.name, setting.facts)
-    done = results.answers.setdefault(setting.name, {})
-    by_id = {question.id: question for question in questions}
-    work.progress(setting.name, len(done), len(questions))
-    for answer in work.decode(setting, [request for request in requests if request.key not in done]):
-        results.add(judged(setting, by_id[answer.key], answer, work.text_of(answer.token_ids), work.task))
-        work.progress(setting.name, len(done), len(questions))
-    return {question.id: done[question.id] for question in questions}
+    """answer_each of one setting."""
+    return next(answer_each([setting], questions, requests, work))
+
+
+def answer_each(
+    settings: Sequence[Setting], questions: Sequence[Question], requests: Sequence[ForestRequest], work: Work
+) -> Iterator[dict[str, Answered]]:
+    """The answers of each setting by question, in the order of the settings, decoded as far as the results lack them.
+    requests: of the questions.
+
+    Settings that draft alike are decoded together, so that places which the last questions of one leave free go to the
+    first of the next. Who asks for no more settings stops that; what was answered ahead stays in the results.
+    """
+    for _, alike in groupby(settings, lambda setting: (setting.depth, setting.draft_alone)):
+        yield from answer_alike(list(alike), questions, requests, work)
+
+
+def answer_alike(
+    settings: Sequence[Setting], questions: Sequence[Question], requests: Sequence[ForestRequest], work: Work
+) -> Iterator[dict[str, Answered]]:
+    """answer_each of settings that draft alike."""
+    results, by_id = work.results, {question.id: question for question in questions}
+    for setting in [setting for setting in settings if setting.name in results.settings]:
+        results.begin(setting.name, setting.facts)  # refuses other facts before anything is decoded
+    done = {setting.name: results.answers.setdefault(setting.name, {}) for setting in settings}
+    asked = [(setting, one) for setting in settings for one in requests if one.key not in done[setting.name]]
+    decoded = work.decode(asked)
+    for setting in settings:
+        results.begin(setting.name, setting.facts)
+        work.progress(setting.name, len(done[setting.name]), len(questions))
+        while len(done[setting.name]) < len(questions):
+            of, answer = next(decoded)
+            results.begin(of.name, of.facts)
+            results.add(judged(of, by_id[answer.key], answer, work.text_of(answer.token_ids), work.task))
+            if of is setting:
+                work.progress(of.name, len(done[of.name]), len(questions))
+        yield {question.id: done[setting.name][question.id] for question in questions}
 
 
 def judged(setting: Setting, question: Question, answer: ForestAnswer, text: str, task: Task) -> Answered:

@@ -4,7 +4,7 @@ Next to read: forest.py for the former, engine.py for the latter.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,15 +65,22 @@ class Runner:
             return Setting(spec, rule, self.depth, classifier=file_hash(name))
         return Setting(spec, direct(rule, name), 1, classifier=file_hash(name))
 
-    def decode(self, setting: Setting, requests: Sequence[ForestRequest]) -> Iterator[ForestAnswer]:
-        """The answers of requests, in order of completion."""
-        if not requests:
-            return iter(())
-        pair = self.pair_of(setting)
+    def decode(self, asked: Iterable[tuple[Setting, ForestRequest]]) -> Iterator[tuple[Setting, ForestAnswer]]:
+        """The answers of requests, each under its setting, in order of completion. The settings draft alike."""
+        asked = list(asked)
+        if not asked:
+            return
+        settings = {setting.name: setting for setting, _ in asked}
+        first = next(iter(settings.values()))
+        assert all((one.depth, one.draft_alone) == (first.depth, first.draft_alone) for one in settings.values())
+        pair = self.pair_of(first)
         # every sequence's cache is as long as the longest may get
-        longest = max(len(request.prompt) + request.params.max_tokens for request in requests)
-        length, batch = min(longest, pair.target.decoder.max_length), min(self.batch, len(requests))
-        return decode_forest(pair, requests, rule=setting.rule, depth=setting.depth, batch=batch, max_length=length)
+        longest = max(len(request.prompt) + request.params.max_tokens for _, request in asked)
+        length, batch = min(longest, pair.target.decoder.max_length), min(self.batch, len(asked))
+        requests = (replace(one, key=(setting.name, one.key), rule=setting.rule) for setting, one in asked)
+        for answer in decode_forest(pair, requests, depth=first.depth, batch=batch, max_length=length):
+            name, key = answer.key
+            yield settings[name], replace(answer, key=key)
 
     def pair_of(self, setting: Setting) -> Pair:
         """The pair, or the draft model in the target's place, with what it knows of the target's vocabulary."""
