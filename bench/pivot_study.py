@@ -50,18 +50,17 @@ class Rule:
 
 # a setting costs as much as decoding all questions anew, so there are few of them
 RULES = {
-    "pivot": Rule("pivot:model={classifier}", (0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5, 0.7), ends=(0.0, 1.0)),
-    "gap": Rule("margin:form=gap", (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)),
-    "entropy": Rule("entropy", (2.8, 2.5, 2.3, 2.2, 2.1, 2.0, 1.8, 1.0, 0.5)),
-    "kl": Rule("kl", (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)),
+    "pivot": Rule("pivot:model={classifier}", (0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5, 0.7), ends=(0.0, 1.0)),
+    "gap": Rule("margin:form=gap", (0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 0.97)),
+    "entropy": Rule("entropy", (2.5, 2.3, 2.2, 2.15, 2.1, 2.0, 1.5, 1.0)),
+    "kl": Rule("kl", (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.4)),
     # at its usual delta of 0.3 all eps from 0.3 on are one rule; at 1 all from 0.5 on, which a second token never has
-    "typical": Rule("typical:delta=1", (0.5, 0.45, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)),
-    "random": Rule("random", (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)),
+    "typical": Rule("typical:delta=1", (0.5, 0.4, 0.3, 0.2, 0.1, 0.08, 0.06, 0.04, 0.02)),
+    "random": Rule("random", (0.005, 0.01, 0.02, 0.03, 0.04, 0.1, 0.3, 0.8)),
 }
 TIMED = ("pivot", "gap", "typical")  # the engine's own rules; the others are there to be compared with
 PUBLISHED = 0.5  # sigma of the paper's headline speed
 BASE, BASE_CALIBRATION = "base-{pair}.jsonl", "base-calibration-{pair}.jsonl"  # answers that others are compared with
-SWEEPS = 3  # jobs of a rule's sweep, each with some settings of all strengths
 STAGES = ("label", "train", "base", "calibrate", "eval", "sweep", "speed")
 # names of the jobs whose chain is the longest: labels, training, and the classifier's rule calibrated and tested
 CHAIN = re.compile("label-|train-|base-calibration-|(calibrate|eval)-.*-pivot$")
@@ -162,9 +161,9 @@ class Study:
         apart = str(self.place(f"calibrate-{{pair}}-{name}.jsonl"))
         return self.tested(f"test-{{pair}}-{name}.jsonl", [spec], "--direct", "--apart", apart)
 
-    def sweep(self, name: str, number: int) -> list[str]:
-        """A part of a rule's settings."""
-        return self.tested(f"sweep-{{pair}}-{name}-{number}.jsonl", self.sweep_specs(name)[number - 1 :: SWEEPS])
+    def sweep(self, name: str) -> list[str]:
+        """All settings of a rule."""
+        return self.tested(f"sweep-{{pair}}-{name}.jsonl", self.sweep_specs(name))
 
     def sweep_specs(self, name: str) -> list[str]:
         """The settings that are calibrated, and the ends of what there are."""
@@ -203,10 +202,7 @@ class Study:
             needs = (base_calibration, *made)
             found["calibrate"] += [Job(calibrate, partial(self.calibrate, name), needs, REFUSED)]
             found["eval"] += [Job(f"eval-{pair}-{name}", partial(self.eval, name), (base, calibrate))]
-            found["sweep"] += [
-                Job(f"sweep-{pair}-{name}-{number}", partial(self.sweep, name, number), (base, *made))
-                for number in range(1, SWEEPS + 1)
-            ]
+            found["sweep"] += [Job(f"sweep-{pair}-{name}", partial(self.sweep, name), (base, *made))]
         needs = (train, *(f"calibrate-{pair}-{name}" for name in TIMED))
         found["speed"] += [Job(f"speed-{pair}", self.speed, needs, alone=True)]
         return found
@@ -230,7 +226,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("bench-logs/pivot"), help="folder of labels, answers, logs")
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), help="pairs")
     parser.add_argument("--minutes", type=float, default=8.0, help="of this call")
-    parser.add_argument("--jobs", type=int, default=1, help="commands at the same time; 80 GB hold 6")
+    parser.add_argument("--jobs", type=int, default=1, help="commands at the same time; 80 GB hold 4")
     parser.add_argument("--model", default="smollm2-135m", help="base of the target: short name or folder")
     parser.add_argument("--labeller", choices=["greedy", "pad"], default="greedy")
     parser.add_argument("--label-questions", type=int, default=3000)
@@ -242,7 +238,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--confidence", type=float, default=0.95)
     parser.add_argument("--depth", type=int, default=8, help="drafted tokens a round")
     parser.add_argument(
-        "--batch", type=int, default=640, help="questions at once; 640 take 12 GB by estimate, 20 in fp32"
+        "--batch", type=int, default=896, help="questions at once; 896 take 16 GB by estimate, 28 in fp32"
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float16", help="why is said above; float32 is the most exact")

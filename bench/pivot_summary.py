@@ -38,8 +38,7 @@ def summarise(pair: str, rules: Sequence[str], seeds: Mapping[str, int], args: a
     rules: names, that whose numbers of overrides the others are compared at first. args: of pivot_study.py."""
     results = [opened(args.work / f"base-{pair}.jsonl")]
     for name in rules:
-        parts = sorted(args.work.glob(f"sweep-{pair}-{name}-*.jsonl"))
-        results += [opened(path) for path in (args.work / f"test-{pair}-{name}.jsonl", *parts)]
+        results += [opened(args.work / f"{stage}-{pair}-{name}.jsonl") for stage in ("test", "sweep")]
     answers = whole([one for one in results if one])
     if not {TARGET, DRAFT, GREEDY} <= answers.keys():
         print(f"{pair}: no summary, as base-{pair} is not done")

@@ -70,7 +70,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Three rules of few settings, in this process; gives the commands that run."""
     monkeypatch.setattr(jobs, "Popen", InProcess)
     monkeypatch.setattr(study, "RULES", {name: replace(study.RULES[name], settings=VALUES[name]) for name in VALUES})
-    monkeypatch.setattr(study, "SWEEPS", 2)
     InProcess.ran.clear()
     return InProcess.ran
 
@@ -82,7 +81,7 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     code = study.main(["all", *call])
     out = capsys.readouterr().out
     assert code == 0 and out.endswith("\ndone\n"), out
-    assert sorted(quick) == ["calibrate"] * 3 + ["eval"] * 11 + ["label"] * 2 + ["merge-labels", "train"]
+    assert sorted(quick) == ["calibrate"] * 3 + ["eval"] * 8 + ["label"] * 2 + ["merge-labels", "train"]
     text = Path("results/pivot-mixed.json").read_text()
     found, base = json.loads(text), Path("work/base-mixed.jsonl").read_bytes()
     assert str(tmp_path) not in text and str(tmp_path.parent) not in text and "work/" not in text
@@ -92,7 +91,7 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     assert "| typical: nothing can be certified" in out
     for name in ("pivot", "gap"):
         lines = Path(f"work/test-mixed-{name}.jsonl").read_bytes()
-        assert lines.startswith(base) and Path(f"work/sweep-mixed-{name}-2.jsonl").read_bytes().startswith(base)
+        assert lines.startswith(base) and Path(f"work/sweep-mixed-{name}.jsonl").read_bytes().startswith(base)
         spec = certified[name]["rule"]
         assert {spec, f"direct {spec}"} <= by_name.keys() and f"| {spec} |" in out
         one, path = by_name[spec], Path("work/pivot-mixed.safetensors")
@@ -158,8 +157,8 @@ def test_settings_go_from_strict_to_loose_and_seeds_are_fresh(call: list[str]) -
         assert tuple(map(float, asked[asked.index("--settings") + 1].split(","))) == rule.settings
         Path("work").mkdir(exist_ok=True)
         Path("work/base-mixed.jsonl").touch()
-        parts = [one.sweep(name, number) for number in range(1, study.SWEEPS + 1)]
-        swept = [spec for part in parts for spec in part[part.index("--rules") + 1].split(";")]
+        sweep = one.sweep(name)
+        swept = sweep[sweep.index("--rules") + 1].split(";")
         assert sorted(swept) == sorted(one.spec(name, value) for value in (*rule.settings, *rule.ends))
     assert study.RULES["pivot"].ends == (0.0, 1.0)
     assert len(set(study.SEEDS.values())) == 3 and max(study.SEEDS.values()) < bench_module("pairs").DATA_SEED
@@ -179,9 +178,9 @@ def test_the_classifier_comes_first() -> None:
     rest = [name for stage in study.STAGES for name in names if name.startswith(stage) and name not in chain]
     assert names[len(chain) :] == rest and rest[:2] == ["base-easy", "base-mixed"]
     swept = ["-pivot" in name for name in names if name.startswith("sweep")]
-    assert swept == sorted(swept, reverse=True) and sum(swept) == 2 * study.SWEEPS
+    assert swept == sorted(swept, reverse=True) and sum(swept) == 2
     by_name = {job.name: job for job in every}
-    assert by_name["sweep-easy-pivot-1"].needs == ("base-easy", "train-easy")
+    assert by_name["sweep-easy-pivot"].needs == ("base-easy", "train-easy")
     assert by_name["calibrate-easy-pivot"].needs == ("base-calibration-easy", "train-easy")
     assert by_name["calibrate-easy-gap"].needs == ("base-calibration-easy",)
     merge = by_name["label-easy"]
@@ -199,7 +198,7 @@ def test_figures_come_from_the_answers(tmp_path: Path) -> None:
     base = Results(tmp_path / "base-hard.jsonl", header)
     given = {"target": [1, 1, 1, 1], "draft": [0, 0, 0, 0], "greedy": [1, 1, 1, 1]}
     fill(base, {name: answered(name, right) for name, right in given.items()})
-    for name, m, right, count in (("test-hard-gap", 0.2, [1, 0, 1, 0], 4), ("sweep-hard-gap-1", 0.1, [1, 1, 1, 0], 2)):
+    for name, m, right, count in (("test-hard-gap", 0.2, [1, 0, 1, 0], 4), ("sweep-hard-gap", 0.1, [1, 1, 1, 0], 2)):
         spec = f"margin:form=gap,m={m}"
         fill(Results(tmp_path / f"{name}.jsonl", header), {spec: answered(spec, right, overrides=count)})
     chance = Results(tmp_path / "test-hard-random.jsonl", header)
