@@ -34,7 +34,7 @@ ROUNDS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--shape", default="135m")
+    parser.add_argument("--shape", default="tiny", help="larger ones take minutes under the tool")
     parser.add_argument("--weights", default="auto")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

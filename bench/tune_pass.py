@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from statistics import median
+from statistics import mean, median
 
 import torch
 from harness import capture, replay_ms, runs
@@ -24,7 +24,7 @@ from pad_engine.kernels.tuning import AttentionConfig, TileConfig
 from pad_engine.models.fused import FusedPass
 from pad_engine.tree import DraftTree
 
-CONTEXT = 300  # committed tokens
+CONTEXTS = 300, 1900  # committed tokens: what is good at a short context alone may be bad at longer ones
 CAPACITY, SCRATCH = 2048, 64
 # the LM head takes so long that it is measured well alone
 PARTS = ("attention", "out", "down", "qkv", "gate_up", "release")
@@ -86,11 +86,12 @@ def near_attentions(heads: Heads, config: AttentionConfig) -> Iterator[Attention
         "chunk": (config.chunk // 2, config.chunk * 2, config.chunk * 4),
         "block_s": (config.block_s // 2, config.block_s * 2),
         "warps": (config.warps // 2, config.warps * 2),
+        "block_m": (config.block_m // 2, config.block_m * 2) if heads.rows > 1 else (),
     }
     for field, values in changes.items():
         for value in values:
             one = replace(config, **{field: value})
-            fits = 16 <= one.block_s <= min(one.chunk, 128) and 2 <= one.warps <= 8
+            fits = 16 <= one.block_s <= min(one.chunk, 128) and 2 <= one.warps <= 8 and 16 <= one.block_m <= 64
             if fits and 4 <= one.splits <= 64 and one.splits * heads.kv_heads >= 96:
                 yield one
 
@@ -117,9 +118,13 @@ class PassCase:
         for buffer in self.cache.buffers.values():
             buffer.normal_()
         self.forest, self.requests = DeviceForest(1, device), DeviceRequests(1, CAPACITY, device)
-        self.requests.fill(0, list(range(CONTEXT + 1)), CAPACITY, [], 0, 0.0)
-        self.requests.upload()
+        self.begin(CONTEXTS[0])
         self.passes = FusedPass(self.decoder, self.cache, num_tokens=self.decoder.config.vocab_size)
+
+    def begin(self, context: int) -> None:
+        """A request that has read so many tokens."""
+        self.requests.fill(0, list(range(context + 1)), CAPACITY, [], 0, 0.0)
+        self.requests.upload()
 
     def queue(self, rows: int, parameters: Mapping[str, Value]) -> Callable[[], None]:
         """What launches a pass with these parameters."""
@@ -137,10 +142,13 @@ class PassCase:
         return partial(passes.launch, rows, forest.token, forest, self.requests, passes.to_prefix(rows))
 
     def time(self, rows: int, parameters: Mapping[str, Value]) -> float:
-        """Milliseconds of a pass: the median of many replays."""
-        graph = capture(self.queue(rows, parameters))
-        graph.replay()
-        return median(replay_ms(graph) for _ in range(REPLAYS))
+        """Milliseconds of a pass, the mean over contexts: of each the median of many replays."""
+        graph, times = capture(self.queue(rows, parameters)), []
+        for context in CONTEXTS:
+            self.begin(context)
+            graph.replay()
+            times.append(median(replay_ms(graph) for _ in range(REPLAYS)))
+        return mean(times)
 
 
 Job = tuple[list[Trial], dict[Pair, dict[str, Value]]]  # trials, and what their passes have else

@@ -250,7 +250,7 @@ def tree_attention(
     n, d = qkv.shape[0], layer.shape[-1]
     _, seqs, kv_heads, slots, _ = layer.shape
     group = heads // kv_heads
-    block_m = min(64, max(16, triton.next_power_of_2(n * group)))
+    block_m = min(config.block_m, max(16, triton.next_power_of_2(n * group)))
     ring = slots - scratch
     chunk = config.chunk
     if strict:

@@ -53,12 +53,14 @@ class TileConfig:
 @dataclass(frozen=True)
 class AttentionConfig:
     """splits: programs that share the prefix of one head, a power of two. chunk: keys of the prefix below which one
-    more program does not pay. block_s: keys a step. warps: of a program."""
+    more program does not pay. block_s: keys a step. warps: of a program. block_m: queries of a program at most, a power
+    of two from 16 on; where there are more of a key's head, so many more programs read its keys."""
 
     splits: int
     chunk: int = 256
     block_s: int = 64
     warps: int = 4
+    block_m: int = 64
 
 
 def card_name(device: torch.device) -> str:

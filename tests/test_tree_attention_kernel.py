@@ -206,6 +206,13 @@ def test_splits_of_a_long_prefix(splits: int) -> None:
         setting.check(1, [chain(1)], [length])
 
 
+@pytest.mark.parametrize("block_m", [16, 32])
+def test_queries_of_a_head_may_be_shared_out(block_m: int) -> None:
+    """Rows of any place meet the keys of all, whichever program has them, and are appended once."""
+    for rows, tree, heads in ((16, some_tree(16), (9, 3, 64)), (32, star(21), (4, 1, 12)), (64, chain(50), (8, 2, 16))):
+        Setting(*heads, config=AttentionConfig(4, 16, 16, 4, block_m)).check(rows, [tree], [37])
+
+
 @pytest.mark.parametrize("window", [8, 40])
 @pytest.mark.parametrize("length", [0, 3, 7, 8, 9, 39, 40, 41, 61])
 def test_windows_and_rings(length: int, window: int) -> None:
