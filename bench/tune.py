@@ -3,6 +3,7 @@
     python bench/tune.py --shapes 135m 1b 8b --rows 1 16 64
     python bench/tune.py --weights int8 fp8 --only products
     python bench/tune.py --shapes 135m 1b --rows 16 --only passes     # goes on from the table
+    python bench/tune.py --shapes 8b --rows 1 --weights int8 fp8 --only passes --rounds 3
 
 Every candidate of a product is launched in a chain over as many copies of its weights as overflow the card's cache,
 with programmatic dependent launch where the card has it, and the chain is replayed as a graph. Candidates are compiled
@@ -22,7 +23,7 @@ from harness import git_commit, graph_ms, runs
 from torch import Tensor
 from tune_attention import AttentionCase, Heads, attentions, time_attention
 from tune_attention import candidates as attention_candidates
-from tune_pass import compile_trials, tune_passes
+from tune_pass import Pass, compile_trials, tune_passes
 from tune_products import Product, candidates, products, with_prefetch
 
 from pad_engine.kernels import tuning
@@ -177,7 +178,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--shapes", nargs="+", default=["135m", "1b", "8b"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 32, 64])
-    parser.add_argument("--weights", nargs="+", choices=["bf16", *QUANTISED], default=["bf16"], help="of products")
+    parser.add_argument(
+        "--weights", nargs="+", choices=["bf16", *QUANTISED], default=["bf16"], help="of products and passes"
+    )
     parts = ["products", "attention", "passes"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--rounds", type=int, default=2, help="of the passes' descent")
@@ -199,7 +202,8 @@ def main() -> None:
         write(path, best)  # the passes begin with what is there
         tuning.table.cache_clear()
         compile_all = partial(tuner.pool.map, compile_trials, chunksize=1)
-        for found in tune_passes(pairs, compile_all, args.workers, args.rounds, report):
+        passes = [Pass(*pair, weights) for weights in args.weights for pair in pairs]
+        for found in tune_passes(passes, compile_all, args.workers, args.rounds, report):
             best |= found
             write(path, best)
     write(path, best)

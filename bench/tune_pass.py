@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from statistics import mean, median
+from typing import NamedTuple
 
 import torch
 from harness import capture, replay_ms, runs
@@ -19,62 +20,81 @@ from tune_products import near_tiles, products
 
 from pad_engine.device_round import DeviceForest, DeviceRequests
 from pad_engine.kernels import tuning
+from pad_engine.kernels.quantise import QUANTISED
 from pad_engine.kernels.row_tiles import EARLY, LATE
 from pad_engine.kernels.tuning import AttentionConfig, TileConfig
 from pad_engine.models.fused import FusedPass
+from pad_engine.models.quantise import AS_STORED
 from pad_engine.tree import DraftTree
 
 CONTEXTS = 300, 1900  # committed tokens: what is good at a short context alone may be bad at longer ones
 CAPACITY, SCRATCH = 2048, 64
-# the LM head takes so long that it is measured well alone
+# the LM head takes so long that it is measured well alone; passes of quantised weights have the others' attention
 PARTS = ("attention", "out", "down", "qkv", "gate_up", "release")
+QUANTISED_PARTS = ("out", "down", "qkv", "gate_up", "lm_head")
 GAIN = 0.998  # of the time that was best: less of a gain is taken for noise
 REPLAYS = 15
 
 Value = TileConfig | AttentionConfig | int
-Pair = tuple[str, int]  # a shape and its rows
+
+
+class Pass(NamedTuple):
+    """A shape's pass of so many rows. weights: bf16, int8 or fp8."""
+
+    shape: str
+    rows: int
+    weights: str = "bf16"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is tuned of it."""
+        return PARTS if self.weights == "bf16" else QUANTISED_PARTS
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return QUANTISED.get(self.weights, torch.bfloat16)
+
+    @property
+    def heads(self) -> Heads:
+        """Its attention."""
+        return attentions(self.shape, self.rows)
 
 
 @dataclass(frozen=True)
 class Trial:
     """A pass of which one part runs with other parameters. release: int, when its kernels let the next one start."""
 
-    pair: Pair
+    of: Pass
     part: str
     value: Value
 
 
-def measured(pair: Pair, device: torch.device) -> dict[str, Value]:
+def measured(of: Pass, device: torch.device) -> dict[str, Value]:
     """The parameters that a pass has now, by part."""
-    shape, rows = pair
-    config, heads = shape_config(shape, CAPACITY), attentions(*pair)
+    heads, width = of.heads, shape_config(of.shape, CAPACITY).hidden_size
     found: dict[str, Value] = {
-        one.op: tuning.tile_config(one.op, rows, one.m, one.k, device, torch.bfloat16)
-        for one in products(*pair)
-        if one.op in PARTS
+        one.op: tuning.tile_config(one.op, of.rows, one.m, one.k, device, of.dtype) for one in products(*of)
     }
-    found["attention"] = tuning.attention_config(rows, heads.heads, heads.kv_heads, heads.head_dim, device)
-    found["release"] = tuning.release_mode(rows, config.hidden_size, device)
-    return found
+    found["attention"] = tuning.attention_config(of.rows, heads.heads, heads.kv_heads, heads.head_dim, device)
+    found["release"] = tuning.release_mode(of.rows, width, device)
+    return {part: found[part] for part in of.parts}
 
 
-def keys(pair: Pair) -> dict[str, str]:
+def keys(of: Pass) -> dict[str, str]:
     """The names of a pass's parts in the table."""
-    shape, rows = pair
-    names = {one.op: tuning.key(one.op, rows, one.m, one.k, torch.bfloat16) for one in products(*pair)}
-    return names | {
-        "attention": attentions(*pair).key,
-        "release": tuning.release_key(rows, shape_config(shape, CAPACITY).hidden_size),
-    }
+    names = {one.op: tuning.key(one.op, of.rows, one.m, one.k, of.dtype) for one in products(*of)}
+    names["attention"] = of.heads.key
+    names["release"] = tuning.release_key(of.rows, shape_config(of.shape, CAPACITY).hidden_size)
+    return names
 
 
-def near(pair: Pair, part: str, value: Value) -> Iterator[Value]:
+def near(of: Pass, part: str, value: Value) -> Iterator[Value]:
     """Other parameters of a part, near those it has."""
     if isinstance(value, AttentionConfig):
-        yield from near_attentions(attentions(*pair), value)
+        yield from near_attentions(of.heads, value)
     elif isinstance(value, TileConfig):
-        product = next(one for one in products(*pair) if one.op == part)
-        yield from near_tiles(product, value)
+        yield from near_tiles(next(one for one in products(*of) if one.op == part), value)
     else:
         yield from {EARLY, LATE} - {value}
 
@@ -101,9 +121,9 @@ def descend(
 ) -> tuple[dict[str, Value], float]:
     """The best parameters that changes of one part after another lead to, each part once, and their time."""
     best, fastest = dict(start), time(start)
-    for part in [part for part in PARTS if neighbours.get(part)]:
-        times = [(time(best | {part: value}), value) for value in neighbours[part]]
-        quickest, value = min(times, key=lambda pair: pair[0])
+    for part, values in neighbours.items():
+        times = [(time(best | {part: value}), value) for value in values]
+        quickest, value = min(times, key=lambda timed: timed[0], default=(fastest, best[part]))
         if quickest < GAIN * fastest and (again := time(best | {part: value})) < GAIN * time(best):
             best[part], fastest = value, again
     return best, fastest
@@ -112,8 +132,11 @@ def descend(
 class PassCase:
     """A decoder of random weights, and a pass over a chain."""
 
-    def __init__(self, shape: str, num_layers: int | None, device: torch.device, dtype: torch.dtype) -> None:
-        self.decoder = random_decoder(shape, device, dtype, CAPACITY, num_layers)
+    def __init__(
+        self, shape: str, num_layers: int | None, device: torch.device, dtype: torch.dtype, weights: str = "bf16"
+    ) -> None:
+        kept = AS_STORED if weights == "bf16" else weights
+        self.decoder = random_decoder(shape, device, dtype, CAPACITY, num_layers, kept)
         self.cache = self.decoder.new_cache(capacity=CAPACITY, scratch=SCRATCH)
         for buffer in self.cache.buffers.values():
             buffer.normal_()
@@ -151,13 +174,13 @@ class PassCase:
         return mean(times)
 
 
-Job = tuple[list[Trial], dict[Pair, dict[str, Value]]]  # trials, and what their passes have else
+Job = tuple[list[Trial], dict[Pass, dict[str, Value]]]  # trials, and what their passes have else
 
 
 @lru_cache(1)
-def small_case(shape: str) -> PassCase:
+def small_case(shape: str, weights: str) -> PassCase:
     """A pass through one layer, which has every kernel of it."""
-    return PassCase(shape, 1, torch.device("cuda"), torch.bfloat16)
+    return PassCase(shape, 1, torch.device("cuda"), torch.bfloat16, weights)
 
 
 @torch.inference_mode()
@@ -167,13 +190,13 @@ def compile_trials(job: Job) -> list[Trial]:
     return [
         one
         for one in trials
-        if runs(small_case(one.pair[0]).queue(one.pair[1], states[one.pair] | {one.part: one.value}))
+        if runs(small_case(one.of.shape, one.of.weights).queue(one.of.rows, states[one.of] | {one.part: one.value}))
     ]
 
 
 @torch.inference_mode()
 def tune_passes(
-    pairs: Sequence[Pair],
+    passes: Sequence[Pass],
     compile_all: Callable[[list[Job]], list[list[Trial]]],
     workers: int,
     rounds: int,
@@ -181,44 +204,46 @@ def tune_passes(
 ) -> Iterator[dict[str, dict[str, int]]]:
     """The table's entries of every pass, after each round of the descent. compile_all: maps compile_trials over jobs. A
     pass that a round did not change is done."""
-    states = {pair: measured(pair, torch.device("cuda")) for pair in pairs}
-    going = list(pairs)
+    states = {of: measured(of, torch.device("cuda")) for of in passes}
+    going = list(passes)
     for _ in range(rounds):
-        # in the order of shapes: a worker then makes one or two
+        # in the order of models: a worker then makes one or two
         trials = [
-            Trial(pair, part, value)
-            for pair in sorted(going)
-            for part in PARTS
-            for value in near(pair, part, states[pair][part])
+            Trial(of, part, value)
+            for of in sorted(going, key=lambda of: (of.shape, of.weights, of.rows))
+            for part in of.parts
+            for value in near(of, part, states[of][part])
         ]
         size = max(1, -(-len(trials) // workers))
         jobs = [(trials[first : first + size], states) for first in range(0, len(trials), size)]
         valid = [trial for part in compile_all(jobs) for trial in part]
-        found: dict[Pair, dict[str, Value]] = {}
-        for shape in dict.fromkeys(shape for shape, _ in going):
-            found |= descend_shape(shape, [pair for pair in going if pair[0] == shape], states, valid, report)
-        going = [pair for pair in going if found[pair] != states[pair]]
+        found: dict[Pass, dict[str, Value]] = {}
+        for model in dict.fromkeys((of.shape, of.weights) for of in going):
+            theirs = [of for of in going if (of.shape, of.weights) == model]
+            found |= descend_model(*model, theirs, states, valid, report)
+        going = [of for of in going if found[of] != states[of]]
         states |= found
-        yield {keys(pair)[part]: entry(value) for pair, state in states.items() for part, value in state.items()}
+        yield {keys(of)[part]: entry(value) for of, state in states.items() for part, value in state.items()}
 
 
-def descend_shape(
+def descend_model(
     shape: str,
-    pairs: Sequence[Pair],
-    states: Mapping[Pair, Mapping[str, Value]],
+    weights: str,
+    passes: Sequence[Pass],
+    states: Mapping[Pass, Mapping[str, Value]],
     valid: Sequence[Trial],
     report: Callable[[str], None],
-) -> dict[Pair, dict[str, Value]]:
-    """One round of the descent for all passes of a shape."""
-    case, found = PassCase(shape, None, torch.device("cuda"), torch.bfloat16), {}
-    for pair in pairs:
-        mine = {part: [trial.value for trial in valid if (trial.pair, trial.part) == (pair, part)] for part in PARTS}
-        first = case.time(pair[1], states[pair])
-        found[pair], time = descend(states[pair], mine, partial(case.time, pair[1]))
-        report(f"pass {shape} {pair[1]}: {first:.4f} ms, then {time:.4f}")
-        for part in PARTS:
-            if found[pair][part] != states[pair][part]:
-                report(f"  {part}: {states[pair][part]} -> {found[pair][part]}")
+) -> dict[Pass, dict[str, Value]]:
+    """One round of the descent for all passes of a model."""
+    case, found = PassCase(shape, None, torch.device("cuda"), torch.bfloat16, weights), {}
+    for of in passes:
+        mine = {part: [trial.value for trial in valid if (trial.of, trial.part) == (of, part)] for part in of.parts}
+        first = case.time(of.rows, states[of])
+        found[of], time = descend(states[of], mine, partial(case.time, of.rows))
+        report(f"pass {shape} {of.rows} {weights}: {first:.4f} ms, then {time:.4f}")
+        for part in of.parts:
+            if found[of][part] != states[of][part]:
+                report(f"  {part}: {states[of][part]} -> {found[of][part]}")
     del case
     gc.collect()
     torch.cuda.empty_cache()

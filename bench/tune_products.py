@@ -105,9 +105,10 @@ def with_prefetch(product: Product, config: TileConfig) -> Iterator[TileConfig]:
 
 
 def near_tiles(product: Product, tile: TileConfig) -> Iterator[TileConfig]:
-    """For a layer's product, parameters of which one is another, or two that make up for each other, and steps in lanes
+    """Parameters of which one is another, or two that make up for each other, and for a layer's product steps in lanes
     where there are none."""
-    fields = ("block", "block_k", "split_k", "warps")
+    head = product.op == "lm_head"
+    fields = ("block", "block_k", "split_k", "warps", *(["per_core"] if head else []))
     found = [replace(tile, **{field: 2 * getattr(tile, field)}) for field in fields]
     found += [replace(tile, **{field: getattr(tile, field) // 2}) for field in fields]
     for one, other in (("block", "block_k"), ("block", "split_k"), ("block", "warps"), ("block_k", "split_k")):
@@ -115,7 +116,7 @@ def near_tiles(product: Product, tile: TileConfig) -> Iterator[TileConfig]:
             found.append(replace(tile, **{up: 2 * getattr(tile, up), down: getattr(tile, down) // 2}))
     if tile.lanes == 1:
         found += [replace(tile, stages=stages) for stages in (tile.stages - 1, tile.stages + 1, 2 * tile.stages)]
-    found += lane_tiles(product) if product.rows > 1 and tile.lanes == 1 else []
+    found += lane_tiles(product) if product.rows > 1 and tile.lanes == 1 and not head else []
     found += [replace(tile, prefetch=0), *with_prefetch(product, tile)]
     tried = {tile}
     for one in found:
@@ -134,7 +135,9 @@ def lane_tiles(product: Product) -> Iterator[TileConfig]:
 
 def sound(product: Product, tile: TileConfig) -> bool:
     """Whether the kernels take these parameters, as far as can be known without compiling."""
-    if min(tile.block, tile.block_k, tile.split_k, tile.warps) < 1 or tile.warps > 8:
+    if min(tile.block, tile.block_k, tile.split_k, tile.warps, tile.per_core) < 1 or tile.warps > 8:
+        return False
+    if tile.per_core * tile.warps > 48:
         return False
     if tile.prefetch and tile not in with_prefetch(product, replace(tile, prefetch=0)):
         return False
@@ -144,7 +147,7 @@ def sound(product: Product, tile: TileConfig) -> bool:
     if product.rows == 1:
         per_thread = halves * tile.block * tile.block_k // (32 * tile.warps)
         return tile.split_k == 1 and tile.stages in (1, 2, 4) and per_thread >= 8 and per_thread * tile.stages <= 128
-    splits, held = 1 if product.op == "gate_up" else 8, tile.stages - 1
+    splits, held = 1 if product.op in ("gate_up", "lm_head") else 8, tile.stages - 1
     if tile.lanes > 1:
         held = 1
         per_thread = halves * tile.block * tile.block_k // (32 * tile.warps)
@@ -152,5 +155,5 @@ def sound(product: Product, tile: TileConfig) -> bool:
         if per_thread > 128 or tile.block_k < 32 * tile.lanes or steps > 4:
             return False
     shared = (halves * tile.block * product.item + product.rows * 2) * tile.block_k * held
-    fits = held > 0 and shared <= SHARED and halves * tile.block <= 128
+    fits = held > 0 and shared <= SHARED // tile.per_core and halves * tile.block <= 128
     return fits and halves * tile.block >= 16 and tile.block_k >= 64 and tile.split_k <= splits

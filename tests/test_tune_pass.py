@@ -15,24 +15,27 @@ tune_pass = bench_module("tune_pass")
 H100 = "nvidia-h100-80gb-hbm3"
 
 
-@pytest.mark.parametrize("pair", [("135m", 1), ("135m", 16), ("1b", 16), ("8b", 64)])
-def test_neighbours_are_others_and_fit(pair: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "sizes", [("135m", 1), ("135m", 16), ("1b", 16), ("8b", 64), ("8b", 1, "int8"), ("8b", 16, "fp8")]
+)
+def test_neighbours_are_others_and_fit(sizes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = tune_pass.Pass(*sizes)
     monkeypatch.setattr(tune_pass.tuning, "card_name", lambda device: H100)
-    state, names = tune_pass.measured(pair, torch.device("cuda")), tune_pass.keys(pair)
-    assert state.keys() == set(tune_pass.PARTS) <= names.keys()
-    assert names["qkv"] in tune_pass.tuning.table(H100)
+    state, names = tune_pass.measured(of, torch.device("cuda")), tune_pass.keys(of)
+    assert state.keys() == set(of.parts) <= names.keys()
+    assert names["qkv"].endswith(f"/{of.weights}") or names["qkv"] in tune_pass.tuning.table(H100)
     for part, value in state.items():
-        near = list(tune_pass.near(pair, part, value))
+        near = list(tune_pass.near(of, part, value))
         assert near and len(set(near)) == len(near) and value not in near, part
         for one in near:
-            if isinstance(one, TileConfig) and pair[1] > 1:
-                rows = one.block * (2 if part == "gate_up" else 1)
+            if isinstance(one, TileConfig) and of.rows > 1:
+                tile_rows, item = one.block * (2 if part == "gate_up" else 1), 2 if of.weights == "bf16" else 1
                 steps = one.stages - 1 if one.lanes == 1 else 1
-                assert (rows + pair[1]) * 2 * one.block_k * steps <= 227 * 1024 and rows >= 16, (part, one)
-    if pair == ("135m", 16):
-        assert all(
-            any(one.lanes > 1 for one in tune_pass.near(pair, op, state[op])) for op in ("qkv", "gate_up", "down")
-        )
+                held = (tile_rows * item + of.rows * 2) * one.block_k * steps * one.per_core
+                assert held <= 227 * 1024 and tile_rows >= 16, (part, one)
+    if sizes == ("135m", 16):
+        for op in ("qkv", "gate_up", "down"):
+            assert any(one.lanes > 1 for one in tune_pass.near(of, op, state[op]))
 
 
 def test_a_pass_runs_with_the_parameters_of_a_trial() -> None:
