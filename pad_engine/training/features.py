@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pad_engine.errors import NonFiniteError, RequestError
-from pad_engine.kernels.row_stats import row_stats_ref
 from pad_engine.kv_cache import KVCache, RowGroup, prefill_chunk
 from pad_engine.kv_forest import commit_forest
 from pad_engine.models.decoder import Decoder
+from pad_engine.record import row_stats
 from pad_engine.rules.classifier import SCALARS
 from pad_engine.training.label_file import Label
 from pad_engine.verify import place, read_prompts
@@ -210,7 +210,7 @@ def group_of(cache: KVCache, seq: int, rows: Rows, part: slice) -> RowGroup:
 
 def write_scalars(logits: Tensor, token: Tensor, members: Tensor, found: Features) -> None:
     """The scalars of judging rows `[n, V]` for tokens `[n]`, as members `[n]` of `found`."""
-    stats = row_stats_ref(logits)
+    stats = row_stats(logits)
     logit = logits[torch.arange(len(token), device=logits.device), token.to(logits.device)]
     values = {"entropy": stats.entropy, "probability": (logit - stats.lse).exp(), "margin": stats.margin}
     for name, value in values.items():
