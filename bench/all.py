@@ -27,7 +27,7 @@ TEXT = "QUESTIONS"  # stands for the file of --questions; a benchmark that has i
 BENCHMARKS: dict[str, tuple[int, tuple[str, ...]]] = {
     "step": (240, ("bench_step.py", "--shapes", "135m", "1b", "8b", "--nodes", "16", "64")),
     "tail": (200, ("bench_tail.py", "--shapes", "1b", "8b")),
-    "round": (240, ("bench_round.py", "--pairs", "8b+1b", "1b+1b:4")),
+    "round": (260, ("bench_round.py", "--pairs", "8b+1b", "1b+1b:4", "--draft-vocab", "32768")),
     "groups": (
         240,
         ("bench_generate.py", "--questions", TEXT, "--device", "cuda", "--dtype", "bfloat16", "--turns", "3",

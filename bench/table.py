@@ -138,6 +138,8 @@ FIGURES = (
     Figure("first token, 8B shape, none cached", COLD + "8b", of("seconds", "not_cached"), SECONDS, 30),
     Figure("one draft step in the loop over a plain one, 1B shape", "round-8b-1b", of("draft", "step_over_plain"),
            "{:.3f}x", 1.02),
+    Figure("one draft step in the loop, 1B shape", "round-8b-1b", of("draft", "step_ms"), MS, None),
+    Figure("the same with an LM head of 32,768 tokens", "round-8b-1b", of("few_tokens", "step_ms"), MS, None),
     Figure("8B + 1B draft, K = 4, forced to 3.5 tokens a round", "round-8b-1b", of_drafted("tokens_per_second"),
            RATE, 370, at_least=True),
     Figure("1B + 4-layer draft, K = 4, forced to 3.77, a token", "round-1b-1b-4", of_drafted("ms_per_token"),
