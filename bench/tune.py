@@ -153,7 +153,7 @@ def tune_attention(
     for heads in wanted:
         times = time_attention(heads, [config for h, config in valid if h == heads], tuner.pdl)
         best[heads] = [config for _, _, config in times]
-        for short, long, config in times[:2]:
+        for short, long, config in times:
             report(f"{heads.key}: {short:.2f} us, {long:.1f} us at a long context, {config}")
     return best
 

@@ -128,17 +128,18 @@ def linear_residual_kernel(
             h = tl.load(h_pointers, mask=ok[:, None], other=0.0).to(tl.float32)
         sums, _ = one_row_product(w, x_ptr, None, w_ptr, columns, ok, k_begin, k_end, K, BLOCK_K, EVEN_K, STAGES)
         acc = sums[:, None]
-    elif LANES > 1:
-        w = lane_tile(w_ptr, columns, ok, k_begin, k_end, K, BLOCK_K, LANES, EVEN_K, "evict_first")
-        wait_for_inputs(PDL)
-        if ADD:
-            h = tl.load(h_pointers, mask=ok[:, None], other=0.0).to(tl.float32)
-        acc = lane_product(w, x_ptr, w_ptr, columns, ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, LANES, EVEN_K, STAGES)
     else:
+        if LANES > 1:
+            w = lane_tile(w_ptr, columns, ok, k_begin, k_end, K, BLOCK_K, LANES, EVEN_K, "evict_first")
         wait_for_inputs(PDL)
         if ADD:
             h = tl.load(h_pointers, mask=ok[:, None], other=0.0).to(tl.float32)
-        acc = many_row_product(x_ptr, w_ptr, columns, ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES)
+        if LANES > 1:
+            acc = lane_product(
+                w, x_ptr, w_ptr, columns, ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, LANES, EVEN_K, STAGES
+            )
+        else:
+            acc = many_row_product(x_ptr, w_ptr, columns, ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES)
     last = True
     if SPLIT_K > 1:
         last, acc = add_parts(part_ptr, ticket_ptr, acc, columns, ok, M, ROWS, SPLIT_K)

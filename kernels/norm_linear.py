@@ -76,20 +76,20 @@ def normed_product(
             w, h_ptr, norm_ptr, w_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, EVEN_K, STAGES
         )
         return sums[:, None], tl.full((1,), 0.0, tl.float32) + squares
-    elif LANES > 1:
-        w = lane_tile(w_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, LANES, EVEN_K, "evict_first")
-        wait_for_inputs(PDL)
-        parts = square_parts(squares_ptr, ROWS, NUM_SQUARES, BLOCK_SQUARES)
-        acc = lane_product(
-            w, normed_ptr, w_ptr, weight_rows, row_ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, LANES, EVEN_K, STAGES
-        )
-        return acc, tl.sum(parts, 0)
     else:
+        if LANES > 1:
+            w = lane_tile(w_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, LANES, EVEN_K, "evict_first")
         wait_for_inputs(PDL)
         parts = square_parts(squares_ptr, ROWS, NUM_SQUARES, BLOCK_SQUARES)
-        acc = many_row_product(
-            normed_ptr, w_ptr, weight_rows, row_ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES
-        )
+        if LANES > 1:
+            acc = lane_product(
+                w, normed_ptr, w_ptr, weight_rows, row_ok, k_begin, k_end, K,
+                ROWS, BLOCK, BLOCK_K, LANES, EVEN_K, STAGES,
+            )  # fmt: skip
+        else:
+            acc = many_row_product(
+                normed_ptr, w_ptr, weight_rows, row_ok, k_begin, k_end, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES
+            )
         return acc, tl.sum(parts, 0)
 
 

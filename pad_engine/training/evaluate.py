@@ -108,7 +108,6 @@ def answer_alike(
     asked = [(setting, one) for setting in settings for one in requests if one.key not in done[setting.name]]
     decoded = work.decode(asked)
     for setting in settings:
-        results.begin(setting.name, setting.facts)
         work.progress(setting.name, len(done[setting.name]), len(questions))
         while len(done[setting.name]) < len(questions):
             of, answer = next(decoded)

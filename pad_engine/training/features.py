@@ -192,13 +192,14 @@ def read_trunks(
             members, rows_of = torch.tensor(judges).T
             token = torch.tensor([labels[index].draft_id for index in members.tolist()])
             write_scalars(target.logits(hidden[rows_of.to(hidden.device)])[:, :num_tokens], token, members, found)
-        start += ROWS
-        kept = {
-            seq: [i for i, stays in enumerate(rows.kept[start - ROWS : start]) if stays] for seq, rows in left.items()
-        }
-        left = {seq: rows for seq, rows in left.items() if len(rows.token) > start}
-        if left:
-            commit_forest(cache, [(seq, kept[seq]) for seq in left])
+        going = {seq: rows for seq, rows in left.items() if len(rows.token) > start + ROWS}
+        if going:
+            kept = {
+                seq: [i for i, stays in enumerate(rows.kept[start : start + ROWS]) if stays]
+                for seq, rows in going.items()
+            }
+            commit_forest(cache, list(kept.items()))
+        left, start = going, start + ROWS
 
 
 def group_of(cache: KVCache, seq: int, rows: Rows, part: slice) -> RowGroup:
