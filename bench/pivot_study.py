@@ -48,7 +48,7 @@ class Rule:
     ends: tuple[float, ...] = ()
 
 
-# a setting costs as much as decoding all questions anew, so there are few of them
+# settings of one rule share what their answers have in common, so a step between two others costs little
 RULES = {
     "pivot": Rule("pivot:model={classifier}", (0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5, 0.7), ends=(0.0, 1.0)),
     "gap": Rule("margin:form=gap", (0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 0.97)),

@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pad_engine.kernels.accept_path import best_of_parts, cut_tokens, judge_pick, kept_path, path_tokens
 from pad_engine.kernels.relaxed import TRACE_FIELDS, load_judged, next_history, write_trace
+from pad_engine.kernels.row_tiles import INTERPRETED
 
 REPORT_HEADER = 4  # n_emitted, n_accepted, status and the rows of the tree come before a report's tokens
 MAX_ROWS = 64  # of a forest: its mask is one int64 a row
@@ -61,6 +62,30 @@ def write_report(report_ptr, emitted, value, place, count, num_tokens, status, n
 
 
 @triton.jit
+def store_release(pointer, value):
+    """Store a 64-bit number once, behind all that the thread has written or seen, at system scope. An exchange would do,
+    but is an atomic, which memory of the host need not allow."""
+    if INTERPRETED:
+        tl.store(pointer, value)
+    else:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred first;
+            .reg .u32 thread;
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 first, thread, 0;
+            @first st.release.sys.global.u64 [$1], $2;
+            mov.u32 $0, 0;
+            }""",
+            "=r,l,l",
+            [pointer.to(tl.int64), value],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def publish(round_ptr, counter_ptr, ticket_ptr, round_index, NUM_SEQS: tl.constexpr):
     """Count the round and show it to the host, once the reports of all sequences are written.
 
@@ -78,7 +103,7 @@ def publish(round_ptr, counter_ptr, ticket_ptr, round_index, NUM_SEQS: tl.conste
             tl.store(ticket_ptr, 0)
         tl.store(round_ptr, round_index + 1)
         rounds = (round_index + 1).to(counter_ptr.dtype.element_ty)
-        tl.atomic_xchg(counter_ptr, rounds, sem="release", scope="sys")
+        store_release(counter_ptr, rounds)
 
 
 @triton.jit

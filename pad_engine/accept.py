@@ -24,38 +24,43 @@ from pad_engine.tree import DraftTree, Forest
 
 
 def accept_each(
-    record: Record, rules: Sequence[AcceptanceRule], states: Sequence[State], trees: Sequence[DraftTree]
+    record: Record,
+    rules: Sequence[AcceptanceRule],
+    states: Sequence[State],
+    trees: Sequence[DraftTree],
+    places: Sequence[int] | None = None,
 ) -> list[Accepted]:
-    """For each sequence of the forest what its rule keeps of its tree; those that judge alike together."""
+    """For each state what its rule keeps of its tree; those that judge alike together. places: of their trees, which
+    several may share; by default each has one of its own."""
+    followers = list(zip(range(len(states)) if places is None else places, states, strict=True))
     groups: dict[tuple[int, int, int], list[int]] = {}
-    for place, rule in enumerate(rules):
-        groups.setdefault((id(rule.judge), id(rule.walk_path), id(rule.override)), []).append(place)
-    if len(groups) == 1:
-        return accept(record, rules[0], states, trees)
+    for index, rule in enumerate(rules):
+        groups.setdefault((id(rule.judge), id(rule.walk_path), id(rule.override)), []).append(index)
     found: dict[int, Accepted] = {}
-    for places in groups.values():
-        theirs = [states[place] for place in places], [trees[place] for place in places]
-        found |= zip(places, accept(record.part(places), rules[places[0]], *theirs), strict=True)
-    return [found[place] for place in range(len(rules))]
+    for members in groups.values():
+        theirs = [followers[index] for index in members]
+        found |= zip(members, accept(record, rules[members[0]], theirs, trees), strict=True)
+    return [found[index] for index in range(len(rules))]
 
 
-def accept(record: Record, rule: AcceptanceRule, states: Sequence[State], trees: Sequence[DraftTree]) -> list[Accepted]:
-    """For each sequence of the forest what the rule keeps of its tree."""
+def accept(
+    record: Record, rule: AcceptanceRule, followers: Sequence[tuple[int, State]], trees: Sequence[DraftTree]
+) -> list[Accepted]:
+    """What the rule keeps for each follower: the place of a tree in the forest, and who follows it."""
     if rule.override is not None:
-        return accept_relaxed(record, rule, rule.override, states, trees)
+        return accept_relaxed(record, rule, rule.override, followers, trees)
     if rule.walk_path is not None:
-        walks = zip(record.forest.starts, states, trees, strict=True)
-        if rule is REJECTION and on_card(record, states, trees):
-            return [reject_on_card(record, states[0], trees[0])]
-        return [rule.walk_path(record, start, state, tree, None) for start, state, tree in walks]
-    return [
-        Accepted([row - path[0] for row in path], end) for path, end in zip(*accept_paths(record, rule), strict=True)
-    ]
+        if rule is REJECTION and len(followers) == 1 and on_card(record, followers[0][1], trees):
+            return [reject_on_card(record, followers[0][1], trees[0])]
+        starts = record.forest.starts
+        return [rule.walk_path(record, starts[place], state, trees[place], None) for place, state in followers]
+    paths, ends = accept_paths(record, rule)
+    return [Accepted([row - paths[place][0] for row in paths[place]], ends[place]) for place, _ in followers]
 
 
-def on_card(record: Record, states: Sequence[State], trees: Sequence[DraftTree]) -> bool:
+def on_card(record: Record, state: State, trees: Sequence[DraftTree]) -> bool:
     """Whether a kernel can walk: one sampled chain whose logits, and draft probabilities if any, lie on a GPU."""
-    if not record.processed.is_cuda or len(trees) != 1 or states[0].params.greedy:
+    if not record.processed.is_cuda or len(trees) != 1 or state.params.greedy:
         return False
     tree = trees[0]
     q_there = tree.q_rows is None or (tree.q_rows.is_cuda and tree.q_rows.stride(1) == 1)
@@ -89,7 +94,11 @@ def accept_paths(record: Record, rule: AcceptanceRule) -> tuple[list[list[int]],
 
 
 def accept_relaxed(
-    record: Record, rule: AcceptanceRule, override: Override, states: Sequence[State], trees: Sequence[DraftTree]
+    record: Record,
+    rule: AcceptanceRule,
+    override: Override,
+    followers: Sequence[tuple[int, State]],
+    trees: Sequence[DraftTree],
 ) -> list[Accepted]:
     """The same for a rule with an override."""
     f, judged = record.forest, on_host(judged_nodes(record, override))
@@ -99,12 +108,13 @@ def accept_relaxed(
     if record.processed is not record.logits:
         excluded = verdict.overridden & ~record.judge_possible
         verdict = Verdict(verdict.accept & ~excluded, verdict.overridden & ~excluded, verdict.score)
-    each, relaxed = zip(f.starts, states, trees, strict=True), Relaxed(record, override, judged, verdict)
+    relaxed = Relaxed(record, override, judged, verdict)
     if walk is not None:
-        return [walk(record, *one, relaxed) for one in each]
-    paths = relaxed_paths(f, verdict, override, [state.history for state in states])
+        return [walk(record, f.starts[place], state, trees[place], relaxed) for place, state in followers]
+    paths = relaxed_paths(f, verdict, override, [(place, state.history) for place, state in followers])
     ends, flags, found = record.picks, verdict.overridden.tolist(), []
-    for path, (start, _, _) in zip(paths, each, strict=True):
+    for path in paths:
+        start = path[0]
         overridden = tuple(relaxed.describe(row, row - start) for row in path[1:] if flags[row])
         found.append(Accepted([row - start for row in path], ends[path[-1]], overridden))
     return found
@@ -117,11 +127,14 @@ def relaxed_verdict(base: Tensor, known: Tensor, judged: Judged, override: Overr
     return Verdict(verdict.accept & known, verdict.overridden & known, verdict.score)
 
 
-def relaxed_paths(forest: Forest, verdict: Verdict, override: Override, histories: Sequence[int]) -> list[list[int]]:
-    """The paths, cut where an override's bounds forbid more. histories: of the sequences, as of State."""
+def relaxed_paths(
+    forest: Forest, verdict: Verdict, override: Override, followers: Sequence[tuple[int, int]]
+) -> list[list[int]]:
+    """The paths, cut where an override's bounds forbid more. followers: of each the place of its tree, and its history
+    as of State."""
     flags = verdict.overridden.tolist()
     paths = judged_paths(forest, verdict.accept, verdict.score)
-    each = zip(paths, histories, strict=True)
+    each = ((paths[place], history) for place, history in followers)
     return [path[: kept_length(path, flags, forest, override, history)] for path, history in each]
 
 

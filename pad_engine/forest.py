@@ -3,7 +3,11 @@ sequence. A sequence that ends hands its place to the next request.
 
 Sequences are independent: in fp32 an answer is the one that engine.py gives to its request alone, with a drafter
 "draft-model:depth=..." that always drafts its whole budget. What counts here is the tokens of all requests a second,
-not the latency of one. Next to read: kv_forest.py, drafters/draft_forest.py.
+not the latency of one. So greedy requests for the same answer under several rules, one added right behind the other,
+share a sequence: it is drafted and verified once for all of them, as long as their rules keep the same tokens. Those
+who part go on in a sequence of their own, which begins as a copy.
+
+Next to read: kv_forest.py, drafters/draft_forest.py.
 """
 
 import secrets
@@ -20,18 +24,19 @@ from pad_engine.config import SamplingParams
 from pad_engine.drafters.draft_forest import DraftForest
 from pad_engine.errors import NonFiniteError, RequestError
 from pad_engine.kv_cache import prefill_chunk
+from pad_engine.kv_forest import commit_forest
 from pad_engine.loader import load_draft
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.loader import LoadedModel, load_model, memory_need
 from pad_engine.models.memory import Estimate, check
 from pad_engine.prompt import encode
-from pad_engine.round import decode_round
+from pad_engine.round import commit_each
 from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.rules.select import RelaxedRule, bind, rule_for
 from pad_engine.state import Commit, Overridden, State
 from pad_engine.text import TextStream
 from pad_engine.tree import DraftTree
-from pad_engine.verify import read_prompts
+from pad_engine.verify import read_prompts, verify
 
 MAX_DEPTH = 63  # a tree has 64 nodes at most
 SCRATCH = MAX_DEPTH + 1
@@ -152,8 +157,9 @@ class Forest:
         self.cache = target.new_cache(num_seqs=batch, capacity=self.max_length, scratch=SCRATCH)
         self.draft = self._draft_forest(depth, batch)
         self.free = deque(range(batch))  # places, the longest unused first: the others may hold a prompt's beginning
-        self.waiting: list[Running] = []
-        self.running: list[Running] = []
+        # those who share a sequence
+        self.waiting: list[list[Running]] = []
+        self.running: list[list[Running]] = []
 
     def _draft_forest(self, depth: int, batch: int) -> DraftForest | None:
         draft = self.pair.draft
@@ -167,8 +173,12 @@ class Forest:
 
     @property
     def room(self) -> int:
-        """How many more requests can be taken now."""
-        return len(self.free)
+        """How many more sequences can be begun now; who has parted from others comes before new requests."""
+        return max(0, len(self.free) - len(self.waiting))
+
+    def can_take(self, request: ForestRequest) -> bool:
+        """Whether there is room for a request, be it beside the last one."""
+        return self.room > 0 or self._joins(request)
 
     @property
     def busy(self) -> bool:
@@ -177,7 +187,7 @@ class Forest:
 
     def add(self, request: ForestRequest) -> None:
         """Take a request; the next step begins it. RequestError names what is wrong with it, and its key."""
-        if not self.free:
+        if not self.can_take(request):
             raise ValueError("the forest is full: step until it has room")
         params = request.params
         try:
@@ -195,55 +205,95 @@ class Forest:
         end_ids = frozenset(params.stop_token_ids)
         end_ids |= frozenset() if params.ignore_eos else frozenset(self.pair.target.eos_token_ids)
         seed = secrets.randbits(53) if params.seed is None else params.seed
-        state = State(prompt, len(prompt), self.max_length, params, seed, end_ids, seq=self.free.popleft())
+        state = State(prompt, len(prompt), self.max_length, params, seed, end_ids)
         state.draws_from_q = rule.end.startswith("residual") and not params.greedy
         state.keeps_q = rule.reads_q
         stops = params.stop_texts
         text = TextStream(self.pair.target.tokenizer, stops, params.min_tokens) if stops else None
-        self.waiting.append(Running(request, state, rule, text))
+        alike = self.waiting.pop() if self._joins(request) else []
+        alike.append(Running(request, state, rule, text))
+        if any(one.state.keeps_q for one in alike):
+            for one in alike:
+                one.state.keeps_q = True  # whoever will lead
+        self.waiting.append(alike)
+
+    def _joins(self, request: ForestRequest) -> bool:
+        """Whether a request can share the sequence of the last one that waits: it asks for the same, nothing is drawn,
+        and what was read of a prompt stays good for what follows it."""
+        if not self.waiting or not request.params.greedy or self.target.dynamic:
+            return False
+        if self.draft is not None and self.draft.decoder.dynamic:
+            return False
+        last = self.waiting[-1][0]
+        same = (request.prompt, request.params) == (last.request.prompt, last.request.params)
+        return same and last.state.round == 0
 
     @torch.inference_mode()
     def step(self) -> list[ForestAnswer]:
         """One round of all requests; returns the answers that it has finished."""
         self._begin()
-        self._round(self._propose())
-        done = [one for one in self.running if one.state.finish_reason is not None]
-        self.running = [one for one in self.running if one.state.finish_reason is None]
-        self.free.extend(one.state.seq for one in done)
-        return [one.answer() for one in done]
+        trees = self._propose()
+        done: list[ForestAnswer] = []
+        kept: list[tuple[State, Commit]] = []
+        running: list[list[Running]] = []
+        apart: list[list[Running]] = []
+        for alike, commits in zip(self.running, self._commits(trees), strict=True):
+            parts: dict[tuple[int, ...], tuple[Commit, list[Running]]] = {}
+            for one, commit in zip(alike, commits, strict=True):
+                one.add(commit)
+                if one.state.finish_reason is None:
+                    parts.setdefault(tuple(commit.tokens), (commit, []))[1].append(one)
+                else:
+                    done.append(one.answer())
+            # most stay where they are
+            (commit, stay), *others = sorted(parts.values(), key=lambda part: -len(part[1])) or [(commits[0], [])]
+            kept.append((alike[0].state, commit))
+            running += [stay] if stay else []
+            self.free += [] if stay else [alike[0].state.seq]
+            apart += [members for _, members in others]
+        commit_forest(self.cache, [(state.seq, commit.path) for state, commit in kept])
+        if self.draft is not None:
+            self.draft.observe(*zip(*kept, strict=True))
+        self.running, self.waiting = running, [*apart, *self.waiting]
+        return done
 
     def _begin(self) -> None:
-        """Read the prompts of new requests."""
-        if not self.waiting:
+        """Read what new sequences hold, as far as there are places."""
+        count = min(len(self.free), len(self.waiting))
+        if not count:
             return
-        prompts = {one.state.seq: list(one.state.ids) for one in self.waiting}
-        read_prompts(self.target, self.cache, prompts, self.chunk)
+        begun, self.waiting = self.waiting[:count], self.waiting[count:]
+        for alike in begun:
+            seq = self.free.popleft()
+            for one in alike:
+                one.state.seq = seq
+        texts = {alike[0].state.seq: list(alike[0].state.ids) for alike in begun}
+        read_prompts(self.target, self.cache, texts, self.chunk)
         if self.draft is not None:
-            self.draft.begin(prompts)
+            self.draft.begin(texts)
         # in the order of their places, which spares the attention a copy while all of them are taken
-        self.running = sorted([*self.running, *self.waiting], key=lambda one: one.state.seq)
-        self.waiting = []
+        self.running = sorted([*self.running, *begun], key=lambda alike: alike[0].state.seq)
 
     def _propose(self) -> list[DraftTree]:
         """A tree for each sequence."""
-        states = [one.state for one in self.running]
+        states = [alike[0].state for alike in self.running]
         if self.draft is None:
             return [DraftTree.chain([state.root]) for state in states]
         return self.draft.propose(states)
 
-    def _round(self, trees: Sequence[DraftTree]) -> None:
-        """One pass over the trees of all requests."""
-        rules, states = [one.rule for one in self.running], [one.state for one in self.running]
+    def _commits(self, trees: Sequence[DraftTree]) -> list[list[Commit]]:
+        """One pass over the trees of all sequences, and what it adds to each that shares one."""
+        leaders = [alike[0] for alike in self.running]
+        places = [place for place, alike in enumerate(self.running) for _ in alike]
+        rules, states = zip(*((one.rule, one.state) for alike in self.running for one in alike), strict=True)
         taps = sorted({layer for rule in rules for layer in rule.taps})
         try:
-            commits, _ = decode_round(self.target, self.cache, rules, states, trees, self.num_tokens, taps)
+            record = verify(self.target, self.cache, [one.state for one in leaders], trees, self.num_tokens, taps)
+            commits = iter(commit_each(record, rules, states, trees, places))
         except NonFiniteError as error:
-            keys = {one.state.seq: one.request.key for one in self.running}
+            keys = {one.state.seq: one.request.key for one in leaders}
             raise NonFiniteError(f"request {keys[error.seq]!r}: {error}", seq=error.seq) from error
-        if self.draft is not None:
-            self.draft.observe(states, commits)
-        for one, commit in zip(self.running, commits, strict=True):
-            one.add(commit)
+        return [list(islice(commits, len(alike))) for alike in self.running]
 
 
 def decode_forest(
@@ -258,9 +308,11 @@ def decode_forest(
     """Answers to requests, as they finish. Requests are taken from the iterable when a place is free. The other
     arguments are those of Forest."""
     forest, waiting = Forest(pair, rule=rule, depth=depth, batch=batch, max_length=max_length), iter(requests)
+    following = next(waiting, None)
     while True:
-        for request in islice(waiting, forest.room):
-            forest.add(request)
+        while following is not None and forest.can_take(following):
+            forest.add(following)
+            following = next(waiting, None)
         if not forest.busy:
             return
         yield from forest.step()

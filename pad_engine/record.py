@@ -63,16 +63,6 @@ class Record:
     taps: dict[int, Tensor]
     q_rows: Sequence[Tensor | None] = ()
 
-    def part(self, members: Sequence[int]) -> "Record":
-        """The same of some of the trees, by their places."""
-        forest, rows = self.forest.part(members)
-        there = rows.to(self.logits.device, non_blocking=True)
-        logits = self.logits[there]
-        processed = logits if self.processed is self.logits else self.processed[there]
-        taps = {layer: states[there] for layer, states in self.taps.items()}
-        q_rows = [self.q_rows[member] for member in members] if self.q_rows else ()
-        return Record(forest, logits, processed, self.row_pick[rows], taps, q_rows)
-
     @property
     def token(self) -> Tensor:
         """int32 `[N]`: the nodes' tokens."""

@@ -128,17 +128,6 @@ class Forest:
                 reach[parents[row]] = max(reach[parents[row]], reach[row] + 1)
         return reach
 
-    def part(self, members: Sequence[int]) -> tuple["Forest", Tensor]:
-        """The trees of these places alone, and their rows here, int64 `[n]`."""
-        starts = torch.tensor([*self.starts, len(self.token)])
-        counts = starts.diff()[list(members)]
-        ends = counts.cumsum(0)
-        moved = (starts[list(members)] - (ends - counts)).repeat_interleave(counts)  # how far each row moves
-        rows = torch.arange(int(counts.sum())) + moved
-        parent = self.parent[rows]
-        parent = torch.where(parent < 0, parent, parent - moved.int())
-        return Forest(self.token[rows], parent, self.depth[rows], self.seq[rows], (ends - counts).tolist()), rows
-
 
 def make_forest(trees: Sequence[DraftTree], seqs: Sequence[int]) -> Forest:
     """Lay trees behind one another. seqs: the sequence of each tree, all different."""

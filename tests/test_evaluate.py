@@ -114,7 +114,8 @@ def test_answers_are_kept_and_a_killed_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_settings_that_draft_alike_are_answered_together(tmp_path: Path) -> None:
-    """In their order, and no further than somebody asks; what was answered ahead is kept, and not asked for again."""
+    """Those of a question side by side, in any order of completion; each setting is there once all of its answers are,
+    and what was answered ahead is kept, and not asked for again."""
     questions = draw(Parity(), "test", 4, 3)
     settings = [Setting("target", "greedy", 0)] + [Setting(f"topk:k={k}", "greedy", 8) for k in (2, 3, 4)]
     lengths = {setting.name: {q.id: 3 for q in questions} for setting in settings}
@@ -122,21 +123,23 @@ def test_settings_that_draft_alike_are_answered_together(tmp_path: Path) -> None
 
     def decode(asked: Iterable[tuple[Setting, ForestRequest]]) -> Iterator[tuple[Setting, ForestAnswer]]:
         calls.append(asked := list(asked))
-        # an answer of the next setting comes before the last one of each
-        asked = [*asked[:3], *asked[4:5], *asked[3:4], *asked[5:]]
+        # the last setting's answers come last, all of them
+        asked = sorted(asked, key=lambda one: one[0] is settings[-1])
         yield from script((setting, one) for setting, one in asked)
 
     requests = requests_of(Parity(), questions)
     work = Work(Parity(), decode, text_of, Results(tmp_path / "r.jsonl", {"task": "parity"}))
     found = answer_each(settings, questions, requests, work)
-    first, second = next(found), next(found)
-    assert [list(one) for one in (first, second)] == [[q.id for q in questions]] * 2
-    assert [len(asked) for asked in calls] == [4, 12] and len(script.asked) == 4 + 5
-    assert work.results.answers["topk:k=3"].keys() == {questions[0].id}
+    first, second, third = next(found), next(found), next(found)
+    assert [list(one) for one in (first, second, third)] == [[q.id for q in questions]] * 3
+    assert [(setting.name, one.key) for setting, one in calls[1]] == [
+        (setting.name, q.id) for q in questions for setting in settings[1:]
+    ]
+    assert len(script.asked) == 4 + 8
     found.close()
     again = Work(Parity(), decode, text_of, Results(tmp_path / "r.jsonl", {"task": "parity"}))
-    assert list(answer_each(settings, questions, requests, again))[:2] == [first, second]
-    assert [len(asked) for asked in calls] == [4, 12, 7]
+    assert list(answer_each(settings, questions, requests, again))[:3] == [first, second, third]
+    assert [len(asked) for asked in calls] == [4, 12, 4]
 
 
 def test_other_settings_and_broken_files_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tiny import Make, random_classifier, some_ids, tiny_decoder, tiny_engine
 from pad_engine import SamplingParams
 from pad_engine.captured import Played
 from pad_engine.errors import NonFiniteError, RequestError
-from pad_engine.forest import ForestAnswer, ForestRequest, Pair, decode_forest, make_pair
+from pad_engine.forest import Forest, ForestAnswer, ForestRequest, Pair, decode_forest, make_pair
 from pad_engine.loader import make_engine
 from pad_engine.models.decoder import Decoder
 from pad_engine.rules.classifier import PIVOT_MLP
@@ -122,7 +122,7 @@ def test_requests_of_several_rules_share_a_pass(
         assert rule is not None
         separate |= {answer.key: answer for answer in decode_forest(pair, theirs, rule=rule, depth=DEPTH, batch=5)}
     passes = []
-    monkeypatch.setattr("pad_engine.round.verify", lambda *given: passes.append(1) or verify(*given))
+    monkeypatch.setattr("pad_engine.forest.verify", lambda *given: passes.append(1) or verify(*given))
     together = {answer.key: answer for answer in decode_forest(pair, requests, depth=DEPTH, batch=len(requests))}
 
     def bare(answers: dict[int, ForestAnswer]) -> dict[int, Any]:
@@ -133,6 +133,73 @@ def test_requests_of_several_rules_share_a_pass(
     assert len(passes) == max(answer.rounds for answer in together.values())
     overridden = {one.key % len(specs) for one in requests[:15] if together[one.key].overrides}
     assert overridden == {1, 2, 3, 4}
+
+
+SETTINGS = (
+    "auto", "margin:theta=0.9", "margin:theta=0.3", "margin:theta=0.1", "typical:eps=0.01,max-overrides=2,window=9",
+    "random:rate=0.1", "random:rate=0.6", "kl:t=2", "kl:t=4", "entropy:h=1", "entropy:h=4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "batch"), [("llama", 3), ("llama", 66), ("gemma3_text", 9)])
+def test_requests_for_one_answer_share_a_sequence(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch, family: str, batch: int
+) -> None:
+    """Each answer is that of a forest of its own, wherever it parts from those of other rules, however long it waits
+    for a place, and if its tokens end it where others go on; what is common to them is decoded once."""
+    pair, rows = pair_of(make_model, family), list[int]()
+    tokens = pair.target.num_tokens
+    rules = [bind(make_any_rule(spec, tokens), pair.target.decoder, tokens) for spec in SETTINGS]
+    asked = [ForestRequest(some_ids(4 + i, i), SamplingParams(20, seed=i, ignore_eos=i < 3), i) for i in range(6)]
+    asked[1] = replace(asked[1], params=replace(asked[1].params, repetition_penalty=1.3))
+    text = next(decode_forest(pair, [asked[2]])).token_ids
+    asked[2] = replace(asked[2], params=replace(asked[2].params, stop_token_ids=[text[9]]))
+    spelt = pair.target.tokenizer.decode(text)
+    asked[3] = replace(asked[3], params=replace(asked[3].params, stop=[spelt[len(spelt) // 2 :][:2]]))
+
+    def found(requests: list[ForestRequest], batch: int, **options: Any) -> dict[Any, Any]:
+        answers = list(decode_forest(pair, requests, depth=DEPTH, batch=batch, **options))
+        assert len(answers) == len(requests)
+        return {a.key: replace(a, overrides=[(place, one.node) for place, one in a.overrides]) for a in answers}
+
+    expected = {}
+    for number, rule in enumerate(rules):
+        expected |= found([replace(one, key=(number, one.key), rule=rule) for one in asked], 6)
+    monkeypatch.setattr("pad_engine.forest.verify", lambda *given: rows.append(len(given[3])) or verify(*given))
+    together = found(
+        [replace(one, key=(number, one.key), rule=rule) for one in asked for number, rule in enumerate(rules)], batch
+    )
+    assert together == expected
+    assert max(rows) <= batch
+    different = {(one.key[1], tuple(one.token_ids)) for one in together.values()}
+    assert len(different) > 2 * len(asked)
+    assert sum(rows) < 0.75 * sum(answer.rounds for answer in together.values())
+
+
+def test_what_is_not_the_same_answer_shares_no_sequence(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn answers, other parameters, other prompts, and requests that have begun."""
+    pair, params = pair_of(make_model), SamplingParams(9, ignore_eos=True)
+    forest = Forest(pair, batch=9, depth=DEPTH)
+    first = ForestRequest(some_ids(5), params, "first")
+    drawn = replace(first, params=replace(params, temperature=1.0))
+    others = [replace(first, prompt=some_ids(6)), replace(first, params=replace(params, max_tokens=8)), drawn, drawn]
+    for taken, request in enumerate([first, *others]):
+        assert forest.room == 9 - taken
+        forest.add(request)
+    forest.add(first)
+    forest.add(first)
+    assert forest.room == 3
+    forest.step()
+    forest.add(first)
+    assert forest.room == 2
+
+
+def test_a_copy_would_be_wrong_where_keys_depend_on_the_prompt(make_model: Make) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}
+    forest = Forest(make_pair(make_model("llama", rope_parameters=rope), device="cpu", max_length=64), batch=4)
+    for taken in range(3):
+        assert forest.room == 4 - taken
+        forest.add(ForestRequest(some_ids(5), SamplingParams(9)))
 
 
 def test_changed_logits(make_model: Make) -> None:

@@ -69,7 +69,7 @@ def costs(counter: Counter, pair: Pair, rule: Any, batch: int) -> tuple[int, int
     counter.operators = counter.waits = 0
     with counter:
         assert not forest.step()
-    return counter.operators, counter.waits, sum(len(one.overrides) for one in forest.running)
+    return counter.operators, counter.waits, sum(len(one.overrides) for alike in forest.running for one in alike)
 
 
 @pytest.mark.parametrize("spec", RULES)

@@ -10,7 +10,7 @@ from relaxing import LAYER, VOCAB, WIDTH, Node, random_record, rule_of
 from tiny import random_classifier
 
 from pad_engine import native
-from pad_engine.accept import accept
+from pad_engine.accept import accept_each
 from pad_engine.record import Record
 from pad_engine.rules.classifier import LINEAR_JUDGE, PIVOT_MLP
 from pad_engine.rules.override import judged_nodes
@@ -111,7 +111,7 @@ def test_rules_equal_a_walk(name: str, libpad: bool, tmp_path: Path, monkeypatch
         bounds = {"floor": 1e-4 if name == "pivot" else 0.0}
         bounds |= {key: float(value) for key, value in (part.split("=") for part in bound.split(",") if part)}
         for kept, state, tree, start in zip(
-            accept(record, rule, states, trees), states, trees, record.forest.starts, strict=True
+            accept_each(record, [rule] * len(trees), states, trees), states, trees, record.forest.starts, strict=True
         ):
             expected = walk(
                 record, start, tree, lambda node: says(node, x), pivots, name, bounds, state.history  # noqa: B023

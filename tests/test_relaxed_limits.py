@@ -11,7 +11,7 @@ from relaxing import LAYER, VOCAB, WIDTH, Node, random_record, rule_of
 from tiny import random_classifier
 
 from pad_engine import SamplingParams
-from pad_engine.accept import accept
+from pad_engine.accept import accept_each
 from pad_engine.record import Record
 from pad_engine.rules import fly
 from pad_engine.rules.classifier import LINEAR_JUDGE, PIVOT_MLP, Classifier
@@ -72,7 +72,7 @@ def test_fly_gates_by_entropy(form: str, window: int) -> None:
     trees = [DraftTree.chain([0, *(int(kind != "match") for kind in kind_of)]) for kind_of in kinds]
     states = [State([0], 1, 99, SamplingParams(), 0, frozenset(), seq) for seq in range(len(kinds))]
     rule = rule_of(f"fly:form={form},lookahead={window}")
-    for kept, kind_of in zip(accept(record, rule, states, trees), kinds, strict=True):
+    for kept, kind_of in zip(accept_each(record, [rule] * len(trees), states, trees), kinds, strict=True):
         match, unsure = [kind == "match" for kind in kind_of], [kind != "sure" for kind in kind_of]
         assert len(kept.path) - 1 == FORMS[form](match, unsure, window), kind_of
 
@@ -107,7 +107,7 @@ def test_rules_are_monotone(name: str, tmp_path: Path) -> None:
             sizes[place] += int(now.sum())
             assert before is None or bool((now | ~before).all())
             rule = replace(rule_of("topk"), override=replace(override, lookahead=0, reach=0))
-            paths = [len(kept.path) for kept in accept(record, rule, states, trees)]
+            paths = [len(kept.path) for kept in accept_each(record, [rule] * len(trees), states, trees)]
             assert lengths is None or all(a >= b for a, b in zip(paths, lengths, strict=True))
             before, lengths = now, paths
     assert sizes[-1] > sizes[0]
@@ -122,7 +122,9 @@ def test_sigma_1_accepts_all_above_the_floor(floor: float, tmp_path: Path) -> No
         # a margin of infinity makes a NaN of the classifier, which accepts nothing
         rows = record.logits.clamp_min(-20.0)
         record = replace(record, logits=rows, processed=rows)
-        for kept, tree, start in zip(accept(record, rule, states, trees), trees, record.forest.starts, strict=True):
+        for kept, tree, start in zip(
+            accept_each(record, [rule] * len(trees), states, trees), trees, record.forest.starts, strict=True
+        ):
             own, picks = rows[start:].tolist(), record.row_pick[start:].tolist()
             count = 0
             while count + 1 < len(tree) and picks[count] >= 0:
@@ -148,5 +150,5 @@ def test_limits_are_the_base(spec: str, tmp_path: Path, monkeypatch: pytest.Monk
     rule, rng = rule_of(spec.format(**files)), np.random.default_rng(3)
     for _ in range(60):
         record, states, trees = random_record(rng)
-        found = accept(record, rule, states, trees)
-        assert found == accept(record, GREEDY, states, trees)
+        found = accept_each(record, [rule] * len(trees), states, trees)
+        assert found == accept_each(record, [GREEDY] * len(trees), states, trees)

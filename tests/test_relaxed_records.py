@@ -130,7 +130,7 @@ def test_paths_are_the_same_everywhere(name: str) -> None:
         if by_classifier and bool(near.any()):
             continue
         verdict = relaxed_verdict(base, known, judged, rule)
-        paths = relaxed_paths(forest, verdict, rule, history)
+        paths = relaxed_paths(forest, verdict, rule, list(enumerate(history)))
         expected = [(path, int(pick[path[-1]])) for path in paths]
         flags = [bool(verdict.overridden[row]) and any(row in path for path in paths) for row in range(n)]
         got, got_flags, got_history = on_device(r, forest, judged, rule, by_classifier, history)
@@ -151,5 +151,7 @@ def test_paths_are_the_same_everywhere(name: str) -> None:
         assert list(map(bool, theirs.overridden)) == flags
         done += seqs
         overrides += sum(flags)
-        cut += paths != relaxed_paths(forest, verdict, replace(rule, lookahead=0, reach=0, max_overrides=0), history)
+        cut += paths != relaxed_paths(
+            forest, verdict, replace(rule, lookahead=0, reach=0, max_overrides=0), list(enumerate(history))
+        )
     assert overrides > RECORDS // 50 and (cut > 0 or not CUDA)

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from tiny import Make, Oracle, make_tiny_model, sequential, some_ids, tiny_decoder, tiny_engine
 
 from pad_engine import SamplingParams
-from pad_engine.accept import accept
+from pad_engine.accept import accept_each
 from pad_engine.drafters.scripted import Scripted
 from pad_engine.errors import RequestError
 from pad_engine.kernels.gumbel import gumbel_ref
@@ -126,7 +126,9 @@ def test_accept_follows_the_picks_of_parents(rule: Any) -> None:
         forest = make_forest(trees, rng.permutation(len(trees)).tolist())
         picks = torch.tensor(rng.integers(0, 3, len(forest.token)), dtype=torch.int32)
         record = Record(forest, *[torch.randn(len(picks), 3)] * 2, picks, {})
-        for kept, tree, start in zip(accept(record, rule, [], trees), trees, forest.starts, strict=True):
+        nobody = [State([1], 1, 9, SamplingParams(), 0, frozenset())] * len(trees)
+        found = accept_each(record, [rule] * len(trees), nobody, trees)
+        for kept, tree, start in zip(found, trees, forest.starts, strict=True):
             node, expected = 0, [0]
             while True:
                 pick = int(picks[start + node])

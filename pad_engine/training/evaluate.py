@@ -90,8 +90,8 @@ def answer_each(
     """The answers of each setting by question, in the order of the settings, decoded as far as the results lack them.
     requests: of the questions.
 
-    Settings that draft alike are decoded together, so that places which the last questions of one leave free go to the
-    first of the next. Who asks for no more settings stops that; what was answered ahead stays in the results.
+    Settings that draft alike are decoded together, as far as their answers agree once for all (forest.py): many cost
+    little more than the one whose answers differ most from the target's.
     """
     for _, alike in groupby(settings, lambda setting: (setting.depth, setting.draft_alone)):
         yield from answer_alike(list(alike), questions, requests, work)
@@ -105,7 +105,8 @@ def answer_alike(
     for setting in [setting for setting in settings if setting.name in results.settings]:
         results.begin(setting.name, setting.facts)  # refuses other facts before anything is decoded
     done = {setting.name: results.answers.setdefault(setting.name, {}) for setting in settings}
-    asked = [(setting, one) for setting in settings for one in requests if one.key not in done[setting.name]]
+    # those of a question side by side: they share what their answers have in common
+    asked = [(setting, one) for one in requests for setting in settings if one.key not in done[setting.name]]
     decoded = work.decode(asked)
     for setting in settings:
         work.progress(setting.name, len(done[setting.name]), len(questions))
