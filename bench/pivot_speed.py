@@ -22,7 +22,8 @@ from pivot_study import SEEDS, TASKS
 from shapes import SHAPES, shape_config
 from widened import wide_pair
 
-from pad_engine.forest import ForestRequest, Pair, make_pair
+from pad_engine.forest import Pair, make_pair
+from pad_engine.forest_request import ForestRequest
 from pad_engine.rules.classifier import PIVOT_MLP, load_classifier
 from pad_engine.training.evaluate import as_requests, draw
 from pad_engine.training.runner import Runner

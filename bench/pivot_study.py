@@ -50,7 +50,9 @@ class Rule:
 
 # settings of one rule share what their answers have in common, so a step between two others costs little
 RULES = {
-    "pivot": Rule("pivot:model={classifier}", (0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5, 0.7), ends=(0.0, 1.0)),
+    "pivot": Rule(
+        "pivot:model={classifier}", (0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5, 0.7, 0.85, 0.95), (0.0, 1.0)
+    ),
     "gap": Rule("margin:form=gap", (0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 0.97)),
     "entropy": Rule("entropy", (2.5, 2.3, 2.2, 2.15, 2.1, 2.0, 1.5, 1.0)),
     "kl": Rule("kl", (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.4)),

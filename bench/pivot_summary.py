@@ -21,7 +21,7 @@ from pad_engine.training.label_file import read_labels
 from pad_engine.training.report import equal_overrides, number, over, table
 from pad_engine.training.results import Answered, Results
 from pad_engine.training.settings import DIRECT, DRAFT, GREEDY, TARGET
-from pad_engine.training.summary import evaluation
+from pad_engine.training.summary import Evaluation, evaluation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,16 +36,14 @@ def summarise(pair: str, rules: Sequence[str], seeds: Mapping[str, int], args: a
     """Write and print what there is of a pair; nothing without the answers of the target and of greedy verification.
 
     rules: names, that whose numbers of overrides the others are compared at first. args: of pivot_study.py."""
-    results = [opened(args.work / f"base-{pair}.jsonl")]
-    for name in rules:
-        results += [opened(args.work / f"{stage}-{pair}-{name}.jsonl") for stage in ("test", "sweep")]
-    answers = whole([one for one in results if one])
-    if not {TARGET, DRAFT, GREEDY} <= answers.keys():
+    tested = [f"base-{pair}", *(f"{stage}-{pair}-{name}" for name in rules for stage in ("test", "sweep"))]
+    found = evaluated(args.work, tested, args.confidence)
+    if found is None:
         print(f"{pair}: no summary, as base-{pair} is not done")
         return
-    specs = [name for name in answers if name not in (TARGET, DRAFT, GREEDY) and not name.startswith(DIRECT)]
-    found = evaluation(answers, specs, args.confidence)
-    header = next(one for one in results if one).header
+    calibrated = [f"base-calibration-{pair}", *(f"calibrate-{pair}-{name}" for name in rules)]
+    calibration = evaluated(args.work, calibrated, args.confidence)
+    header = Results(args.work / f"{tested[0]}.jsonl").header
     result = {
         "pair": pair,
         "run": {key: value for key, value in header.items() if key != "machine"},
@@ -57,7 +55,10 @@ def summarise(pair: str, rules: Sequence[str], seeds: Mapping[str, int], args: a
         "classifier": classifier_of(args.work / f"pivot-{pair}.json"),
         "certified": {name: certificate_of(args.work, f"calibrate-{pair}-{name}") for name in rules},
         "settings": [asdict(one) for one in found.settings],
-        "families": {name: [one.setting for one in sweep] for name, sweep in found.families.items()},
+        "families": families_of(found),
+        "calibration": None
+        if calibration is None
+        else {"settings": [asdict(one) for one in calibration.settings], "families": families_of(calibration)},
         "equal": found.equal,
         "falls": [asdict(step) for step in found.falls],
         "speeds": speeds_of(args.work / f"speed-{pair}.jsonl"),
@@ -67,6 +68,23 @@ def summarise(pair: str, rules: Sequence[str], seeds: Mapping[str, int], args: a
     path = harness.save(f"pivot-{pair}", result, args.out)
     print(f"\n{pair}: {path}\n\n{report(result)}\n")
     draw(path.with_suffix(".svg"), result)
+    if result["calibration"]:
+        draw(path.with_name(f"{path.stem}-calibration.svg"), {**result, **result["calibration"]})
+
+
+def evaluated(work: Path, names: Sequence[str], confidence: float) -> Evaluation | None:
+    """What the whole answers in files of results say, the first of which has the target's and greedy verification's;
+    None as long as it has not."""
+    answers = whole([one for name in names if (one := opened(work / f"{name}.jsonl"))])
+    if not {TARGET, DRAFT, GREEDY} <= answers.keys():
+        return None
+    specs = [name for name in answers if name not in (TARGET, DRAFT, GREEDY) and not name.startswith(DIRECT)]
+    return evaluation(answers, specs, confidence)
+
+
+def families_of(found: Evaluation) -> dict[str, list[str]]:
+    """The settings of each rule, strict to loose."""
+    return {name: [one.setting for one in sweep] for name, sweep in found.families.items()}
 
 
 def opened(path: Path) -> Results | None:
@@ -211,4 +229,5 @@ def draw_harm(axes: "Axes", results: plots.Results) -> None:
     for limit in limits:
         axes.axhline(limit, color="gray", linewidth=0.8)
     axes.set(xlabel=f"accepted tokens a round, pair {result['pair']}", ylabel="rate of harm")
+    axes.set_yscale("symlog", linthresh=0.001)  # what matters lies between one in a thousand and the limit
     axes.legend(fontsize=7)

@@ -63,8 +63,8 @@ def write_report(report_ptr, emitted, value, place, count, num_tokens, status, n
 
 @triton.jit
 def store_release(pointer, value):
-    """Store a 64-bit number once, behind all that the thread has written or seen, at system scope. An exchange would do,
-    but is an atomic, which memory of the host need not allow."""
+    """Store a 64-bit number once, behind all that the thread has written or seen, at system scope. An exchange would
+    do, but is an atomic, which memory of the host need not allow."""
     if INTERPRETED:
         tl.store(pointer, value)
     else:

@@ -139,7 +139,10 @@ def read_commit(rounds: Rounds, cache: KVCache, state: State, index: int, drafte
     tokens, accepted, status, rows = rounds.reports.read(index, state.seq)
     if status == NOT_FINITE:
         raise NonFiniteError(f"the target's logits after position {len(state.ids) - 1} are not finite")
-    tree = drafted if isinstance(drafted, DraftTree) else stand_in(state.root, tokens[:accepted], rows, drafted)
+    if isinstance(drafted, DraftTree):
+        tree = drafted
+    else:  # what would stand behind the answer's last token was not drafted
+        tree = stand_in(state.root, tokens[:accepted], rows, min(drafted, state.remaining - 1))
     cache.advance(state.seq, [state.root, *tokens[:-1]])
     path = path_of(tree, tokens[:accepted])
     overridden: tuple[Overridden, ...] = ()

@@ -10,31 +10,28 @@ who part go on in a sequence of their own, which begins as a copy.
 Next to read: kv_forest.py, drafters/draft_forest.py.
 """
 
-import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pad_engine.config import SamplingParams
 from pad_engine.drafters.draft_forest import DraftForest
 from pad_engine.errors import NonFiniteError, RequestError
+from pad_engine.forest_request import ForestAnswer, ForestRequest, Running, start
 from pad_engine.kv_cache import prefill_chunk
 from pad_engine.kv_forest import commit_forest
 from pad_engine.loader import load_draft
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.loader import LoadedModel, load_model, memory_need
 from pad_engine.models.memory import Estimate, check
-from pad_engine.prompt import encode
 from pad_engine.round import commit_each
 from pad_engine.rules.rule import AcceptanceRule
-from pad_engine.rules.select import RelaxedRule, bind, rule_for
-from pad_engine.state import Commit, Overridden, State
-from pad_engine.text import TextStream
+from pad_engine.rules.select import RelaxedRule, bind
+from pad_engine.state import Commit, State
 from pad_engine.tree import DraftTree
 from pad_engine.verify import read_prompts, verify
 
@@ -58,68 +55,6 @@ def make_pair(model: str | Path, draft_model: str | Path | None = None, **option
         return Pair(target)
     draft, shared = load_draft(draft_model, target, bool(options.get("accept_terms")))
     return Pair(target, draft, min(shared, target.num_tokens))
-
-
-@dataclass(frozen=True)
-class ForestRequest:
-    """prompt: token ids. key: anything; the answer carries it, and errors name it. rule: instead of the forest's, as
-    rules.select.bind makes it."""
-
-    prompt: list[int]
-    params: SamplingParams
-    key: Any = None
-    rule: str | AcceptanceRule | RelaxedRule | None = None
-
-
-@dataclass(frozen=True)
-class ForestAnswer:
-    """A finished answer. finish_reason: "stop" or "length". seed: the one that was used. draft_tokens: verified.
-    accepted_tokens: drafted and kept. overrides: for each token that only an override kept, its index among the
-    answer's tokens, and what it was."""
-
-    key: Any
-    token_ids: list[int]
-    finish_reason: str
-    seed: int
-    rounds: int
-    draft_tokens: int
-    accepted_tokens: int
-    overrides: list[tuple[int, Overridden]]
-
-
-@dataclass
-class Running:
-    """A request at work. text: looks for its stop texts, if it has any."""
-
-    request: ForestRequest
-    state: State
-    rule: AcceptanceRule
-    text: TextStream | None
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    overrides: list[tuple[int, Overridden]] = field(default_factory=list)
-
-    def add(self, commit: Commit) -> None:
-        """Count a round, cut where a stop text ends the answer."""
-        if self.text is not None and (count := self.text.push(commit.tokens)[1]) is not None:
-            commit = self.state.cut(commit, count)
-        self.draft_tokens += len(commit.tree) - 1
-        self.accepted_tokens += commit.accepted
-        first = len(self.state.generated) - len(commit.tokens)
-        depth = commit.tree.depth
-        self.overrides += [(first + depth[one.node] - 1, one) for one in commit.overridden]
-
-    def answer(self) -> ForestAnswer:
-        """What has been generated."""
-        state = self.state
-        if self.text is not None and not self.text.stopped:
-            self.text.flush()  # a stop text may be complete only with the last bytes
-        reason = "stop" if self.text is not None and self.text.stopped else state.finish_reason
-        assert reason is not None
-        return ForestAnswer(
-            self.request.key, state.generated, reason, state.seed, state.round, self.draft_tokens,
-            self.accepted_tokens, self.overrides,
-        )  # fmt: skip
 
 
 class Forest:
@@ -189,29 +124,9 @@ class Forest:
         """Take a request; the next step begins it. RequestError names what is wrong with it, and its key."""
         if not self.can_take(request):
             raise ValueError("the forest is full: step until it has room")
-        params = request.params
-        try:
-            prompt = encode(self.pair.target.tokenizer, request.prompt, self.num_tokens)
-            rule = rule_for(self.rule if request.rule is None else request.rule, params)
-        except RequestError as error:
-            raise RequestError(f"request {request.key!r}: {error}", error.hint) from error
-        if params.logprobs is not None:
-            raise RequestError(f"request {request.key!r}: answers of a forest have no logprobs")
-        if len(prompt) >= self.max_length:
-            raise RequestError(
-                f"request {request.key!r}: its prompt has {len(prompt)} tokens and leaves no room in a context of "
-                f"{self.max_length}"
-            )
-        end_ids = frozenset(params.stop_token_ids)
-        end_ids |= frozenset() if params.ignore_eos else frozenset(self.pair.target.eos_token_ids)
-        seed = secrets.randbits(53) if params.seed is None else params.seed
-        state = State(prompt, len(prompt), self.max_length, params, seed, end_ids)
-        state.draws_from_q = rule.end.startswith("residual") and not params.greedy
-        state.keeps_q = rule.reads_q
-        stops = params.stop_texts
-        text = TextStream(self.pair.target.tokenizer, stops, params.min_tokens) if stops else None
+        one = start(request, self.pair.target, self.rule if request.rule is None else request.rule, self.max_length)
         alike = self.waiting.pop() if self._joins(request) else []
-        alike.append(Running(request, state, rule, text))
+        alike.append(one)
         if any(one.state.keeps_q for one in alike):
             for one in alike:
                 one.state.keeps_q = True  # whoever will lead

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from pad_engine.forest import ForestAnswer, ForestRequest
+from pad_engine.forest_request import ForestAnswer, ForestRequest
 from pad_engine.state import Overridden
 from pad_engine.training.evaluate import Setting, as_requests
 from pad_engine.training.results import Answered, Override

@@ -9,7 +9,8 @@ from tiny import Make, Oracle, read, some_ids
 
 from pad_engine import SamplingParams
 from pad_engine.errors import RequestError
-from pad_engine.forest import ForestRequest, make_pair
+from pad_engine.forest import make_pair
+from pad_engine.forest_request import ForestRequest
 from pad_engine.loader import draft_engine
 from pad_engine.training.baselines import direct, make_any_rule
 from pad_engine.training.evaluate import Setting

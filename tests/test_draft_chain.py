@@ -115,7 +115,8 @@ def test_answers_are_plain_ones_and_drafts_are_the_hosts(engine_of: Callable[...
     ours, theirs = device.generate(PROMPT, params), host.generate(PROMPT, params)
     assert ours.token_ids == theirs.token_ids == plain
     assert ours.stats.rounds == theirs.stats.rounds
-    assert ours.stats.acceptance_by_position == theirs.stats.acceptance_by_position
+    assert ours.stats.tried_by_position == theirs.stats.tried_by_position
+    assert ours.stats.accepted_by_position == theirs.stats.accepted_by_position
     assert device.rounds is not None and {kind for kind, _ in device.rounds.replays} >= {Chain(device.drafter, 3)}
 
 

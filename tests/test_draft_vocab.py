@@ -21,7 +21,8 @@ from pad_engine.drafters.draft_model_device import DeviceDraftModel
 from pad_engine.drafters.draft_recipes import WIDTH, Chain, Tree
 from pad_engine.drafters.draft_vocab import limit_head, most_frequent, read_vocab
 from pad_engine.errors import ModelError, RequestError
-from pad_engine.forest import ForestRequest, decode_forest, make_pair
+from pad_engine.forest import decode_forest, make_pair
+from pad_engine.forest_request import ForestRequest
 from pad_engine.kernels.quantise import QUANTISED
 from pad_engine.loader import load_engine, signature
 from pad_engine.models.config import ModelConfig
@@ -198,7 +199,8 @@ def test_drafts_of_the_device_are_the_hosts(
     ours, theirs = device.generate(PROMPT, params), host.generate(PROMPT, params)
     assert ours.token_ids == theirs.token_ids == engine_of("none", weights=weights).generate(PROMPT, params).token_ids
     assert ours.stats.draft_tokens == theirs.stats.draft_tokens > 0
-    assert ours.stats.acceptance_by_position == theirs.stats.acceptance_by_position
+    assert ours.stats.tried_by_position == theirs.stats.tried_by_position
+    assert ours.stats.accepted_by_position == theirs.stats.accepted_by_position
     recipe = Tree(device.drafter, 2, 6) if trees == "best-first" else Chain(device.drafter, 2)
     assert device.rounds is not None and any(kind == recipe for kind, _ in device.rounds.replays)
     nodes = int(device.rounds.forest.start[1])

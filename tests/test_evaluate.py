@@ -13,7 +13,7 @@ from relaxing import VOCAB, random_record
 from tiny import random_classifier
 
 from pad_engine.errors import RequestError
-from pad_engine.forest import ForestAnswer, ForestRequest
+from pad_engine.forest_request import ForestAnswer, ForestRequest
 from pad_engine.rules.classifier import LINEAR_JUDGE, PIVOT_MLP
 from pad_engine.rules.override import judged_nodes
 from pad_engine.rules.select import RelaxedRule

@@ -11,7 +11,8 @@ from tiny import Make, random_classifier, some_ids, tiny_decoder, tiny_engine
 from pad_engine import SamplingParams
 from pad_engine.captured import Played
 from pad_engine.errors import NonFiniteError, RequestError
-from pad_engine.forest import Forest, ForestAnswer, ForestRequest, Pair, decode_forest, make_pair
+from pad_engine.forest import Forest, Pair, decode_forest, make_pair
+from pad_engine.forest_request import ForestAnswer, ForestRequest
 from pad_engine.loader import make_engine
 from pad_engine.models.decoder import Decoder
 from pad_engine.rules.classifier import PIVOT_MLP

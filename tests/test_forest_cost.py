@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pad_engine import SamplingParams, record, verify
-from pad_engine.forest import Forest, ForestRequest, Pair
+from pad_engine.forest import Forest, Pair
+from pad_engine.forest_request import ForestRequest
 from pad_engine.kernels.row_stats import row_stats_ref
 from pad_engine.models.decoder import Decoder
 from pad_engine.record import Record, row_stats

@@ -11,7 +11,8 @@ from test_forest import pair_of
 from tiny import Make, random_classifier, some_ids
 
 from pad_engine import SamplingParams
-from pad_engine.forest import ForestRequest, Pair, decode_forest
+from pad_engine.forest import Pair, decode_forest
+from pad_engine.forest_request import ForestRequest
 from pad_engine.rules.classifier import PIVOT_MLP, load_classifier
 from pad_engine.rules.select import make_rule
 

@@ -8,7 +8,8 @@ import pytest
 from tiny import Make, some_ids, tiny_engine
 
 from pad_engine import SamplingParams
-from pad_engine.forest import Forest, ForestRequest, Pair, make_pair
+from pad_engine.forest import Forest, Pair, make_pair
+from pad_engine.forest_request import ForestRequest
 from pad_engine.training.mismatches import MismatchReader
 from pad_engine.training.rollouts import Read, Scheduler, Walk, rollout_seed
 

@@ -18,7 +18,7 @@ from pad_engine.serving.terminal import BAD_USAGE, reported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pad_engine.forest import ForestRequest
+    from pad_engine.forest_request import ForestRequest
     from pad_engine.training.evaluate import Setting, Work
     from pad_engine.training.runner import Runner
     from pad_engine.training.summary import Evaluation

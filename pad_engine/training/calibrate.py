@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pad_engine.errors import RequestError
-from pad_engine.forest import ForestRequest
+from pad_engine.forest_request import ForestRequest
 from pad_engine.training.bounds import binomial_cdf, max_count, min_questions, upper_bound
 from pad_engine.training.evaluate import Setting, Work, answer_all, answer_each, harmed
 from pad_engine.training.tasks.task import Question

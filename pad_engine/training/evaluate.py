@@ -13,7 +13,7 @@ from itertools import groupby
 
 from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
-from pad_engine.forest import ForestAnswer, ForestRequest
+from pad_engine.forest_request import ForestAnswer, ForestRequest
 from pad_engine.state import Overridden
 from pad_engine.training.baselines import Rule
 from pad_engine.training.results import Answered, Override, Results

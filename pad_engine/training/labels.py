@@ -20,7 +20,7 @@ from typing import Any
 
 from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
-from pad_engine.forest import ForestAnswer, ForestRequest
+from pad_engine.forest_request import ForestAnswer, ForestRequest
 from pad_engine.training.mismatches import Mismatch
 from pad_engine.training.rollouts import Read, Walk, rollout_seed
 from pad_engine.training.tasks.task import Question, Task

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
 
-from pad_engine.forest import Forest, ForestAnswer, ForestRequest
+from pad_engine.forest import Forest
+from pad_engine.forest_request import ForestAnswer, ForestRequest
 
 READ_BATCH = 16  # answers that are read together
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pad_engine.errors import RequestError
-from pad_engine.forest import ForestAnswer, ForestRequest, Pair, decode_forest
+from pad_engine.forest import Pair, decode_forest
+from pad_engine.forest_request import ForestAnswer, ForestRequest
 from pad_engine.loader import draft_engine
 from pad_engine.models.decoder import Decoder
 from pad_engine.models.loader import LoadedModel
