@@ -97,6 +97,19 @@ def test_the_file(whole: Path, models: tuple[Path, Path]) -> None:
     assert len(labels) == len(lines) - len(done)
 
 
+@pytest.mark.parametrize("labeller", ["pad", "greedy"])
+def test_drafting_changes_no_label(run: Callable[..., Result], whole: Path, tmp_path: Path, labeller: str) -> None:
+    """Continuations are the target's, drawn or not, whatever is drafted of them."""
+    plain = tmp_path / "plain.jsonl"
+    assert run(plain, "--labeller", labeller, "--depth", "0").exit_code == 0
+    if labeller == "pad":
+        drafted = whole
+    else:
+        drafted = tmp_path / "drafted.jsonl"
+        assert run(drafted, "--labeller", labeller).exit_code == 0
+    assert by_question(plain) == by_question(drafted)
+
+
 def test_a_file_that_was_cut_anywhere_keeps_its_whole_questions(whole: Path, tmp_path: Path) -> None:
     """At every byte of the last two lines, and many more of the last two questions and of the header."""
     data, out = whole.read_bytes(), tmp_path / "labels.jsonl"

@@ -46,6 +46,9 @@ def label(
     ray: Annotated[
         int | None, typer.Option(min=1, help="So many shards on a Ray cluster, put together in the end.")
     ] = None,
+    depth: Annotated[
+        int, typer.Option(min=0, max=63, help="Drafted tokens a round of a continuation, which stay the target's own.")
+    ] = 8,
     batch: Annotated[int, typer.Option(min=1, help="Continuations decoded at once.")] = 64,
     parallel: Annotated[
         int | None, typer.Option(min=1, help="Questions at work at most.", show_default="twice the batch")
@@ -58,7 +61,7 @@ def label(
 ) -> None:
     """Label the tokens at which a draft model and its target disagree: do they change the task's result?"""
     chosen = PairOptions(
-        task, split, questions, seed, model, draft_model, 1, batch, adapter or [], device, dtype, max_length,
+        task, split, questions, seed, model, draft_model, depth, batch, adapter or [], device, dtype, max_length,
         accept_terms, [], out,
     )  # fmt: skip
     with reported(bad_request=BAD_USAGE):
@@ -133,7 +136,8 @@ def header_of(
     """What all labels of a file have in common; `machine` may change between runs."""
     from pad_engine.serving.info import machine_facts
 
-    return chosen.facts(task, runner) | asdict(settings) | {"shard": shard, "machine": machine_facts()}
+    facts = chosen.facts(task, runner) | {"depth": chosen.depth} | asdict(settings)
+    return facts | {"shard": shard, "machine": machine_facts()}
 
 
 def summary(path: Path) -> str:

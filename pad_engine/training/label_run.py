@@ -24,7 +24,8 @@ def label_questions(
     sound: Sound | None = None,
     progress: Progress = lambda: None,
 ) -> None:
-    """Label what the store does not hold yet. runner: the pair, and how many continuations are decoded at once.
+    """Label what the store does not hold yet. runner: the pair, how many continuations are decoded at once, and how
+    many tokens the draft model drafts of each, which the target verifies without loss.
 
     parallel: questions at work at most, and so how many a killed run loses; by default twice as many as continuations,
     of which only those begin that fill the batch. sound: see Labeller.
@@ -37,7 +38,7 @@ def label_questions(
     longest = max(map(len, prompts.values())) + task.max_tokens
     length = min(longest, target.decoder.max_length)
     labeller = Labeller(task, settings, runner.text_of, frozenset(target.eos_token_ids), length, sound)
-    forest = Forest(runner.pair, batch=runner.batch, max_length=length)
+    forest = Forest(runner.pair, depth=runner.depth, batch=runner.batch, max_length=length)
     scheduler = Scheduler(forest, MismatchReader(runner.pair, length), parallel or 2 * runner.batch)
     walks = ((name, labeller.walk(question, prompts[name])) for name, question in left.items())
     for name, walked in scheduler.run(walks):
