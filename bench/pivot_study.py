@@ -121,7 +121,8 @@ class Study:
         """`pad label` of a shard."""
         return [
             "label", *self.asked("train", self.args.label_questions), "--labeller", self.args.labeller,
-            "--depth", str(self.args.depth), "--shard", f"{number}/{self.args.label_shards}", "--out", self.labels_of(number),
+            "--depth", str(self.args.depth), "--shard", f"{number}/{self.args.label_shards}",
+            "--out", self.labels_of(number),
         ]  # fmt: skip
 
     def merge(self) -> list[str]:
