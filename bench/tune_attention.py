@@ -8,7 +8,8 @@ import torch
 from harness import graph_ms
 from shapes import shape_config
 
-from pad_engine.kernels.tree_attention import AttentionWorkspace, tree_attention
+from pad_engine.kernels.attention_tiles import AttentionWorkspace
+from pad_engine.kernels.tree_attention import tree_attention
 from pad_engine.kernels.tuning import AttentionConfig, attention_key
 
 SHORT, LONG = 256, 32_000  # committed tokens

@@ -1,6 +1,7 @@
-"""The parts of the attention kernel (tree_attention.py): heads normed and rotated, tiles of the cache, and the softmax
-that takes them in step by step."""
+"""The parts of the attention kernel (tree_attention.py): heads normed and rotated, tiles of the cache, the softmax that
+takes them in step by step, and where its splits meet."""
 
+import torch
 import triton
 import triton.language as tl
 
@@ -230,3 +231,17 @@ def with_new_keys(
     append(k_ptr, v_ptr, slots, fresh & keep, a, b, new_v, D, BLOCK_HALF, BLOCK_D)
     ka, kb = tl.where(fresh[:, None], a, ka), tl.where(fresh[:, None], b, kb)
     return ka, kb, tl.where(fresh[:, None], new_v, v), bad
+
+
+class AttentionWorkspace:
+    """Buffers for launches of at most `rows` rows: every split's maxima, sums and weighted values, and the tickets by
+    which the last split knows that it is the last. One a stream: launches that follow one another share it."""
+
+    def __init__(
+        self, rows: int, heads: int, kv_heads: int, head_dim: int, seqs: int, splits: int, device: torch.device
+    ):
+        group = heads // kv_heads
+        self.parts = torch.empty(splits * rows * heads * head_dim, dtype=torch.float32, device=device)
+        self.sums = torch.empty(splits * rows * heads * 2, dtype=torch.float32, device=device)
+        blocks = triton.cdiv(rows * group, 16)
+        self.tickets = torch.zeros(seqs * blocks * kv_heads, dtype=torch.int32, device=device)

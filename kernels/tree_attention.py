@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pad_engine.kernels.attention_tiles import (
+    AttentionWorkspace,
     angles,
     append,
     attend,
@@ -216,7 +217,7 @@ def tree_attention(
     qkv: Tensor,
     layer: Tensor,
     out: Tensor,
-    workspace: "AttentionWorkspace",
+    workspace: AttentionWorkspace,
     depth: Tensor,
     mask_bits: Tensor,
     seq_start: Tensor,
@@ -298,17 +299,3 @@ def tree_attention(
         num_warps=config.warps,
         launch_pdl=pdl != OFF,
     )
-
-
-class AttentionWorkspace:
-    """Buffers for launches of at most `rows` rows: every split's maxima, sums and weighted values, and the tickets by
-    which the last split knows that it is the last. One a stream: launches that follow one another share it."""
-
-    def __init__(
-        self, rows: int, heads: int, kv_heads: int, head_dim: int, seqs: int, splits: int, device: torch.device
-    ):
-        group = heads // kv_heads
-        self.parts = torch.empty(splits * rows * heads * head_dim, dtype=torch.float32, device=device)
-        self.sums = torch.empty(splits * rows * heads * 2, dtype=torch.float32, device=device)
-        blocks = triton.cdiv(rows * group, 16)
-        self.tickets = torch.zeros(seqs * blocks * kv_heads, dtype=torch.int32, device=device)

@@ -133,7 +133,9 @@ def test_harm_is_paired_by_question_and_nothing_is_decoded_twice(tmp_path: Path)
 
     found = tested(decode)
     assert [(one.setting, one.harms, one.passed) for one in found] == [(1.0, 0, True), (2.0, 5, False)]
-    assert [name for name, _ in decode.asked] == ["target"] * 40 + ["strict"] * 40 + ["loose"] * 40
+    # the looser one is answered beside the others, up to the last question that they needed, and not tested
+    together = [name for _ in range(40) for name in ("strict", "loose", "never")][:-1]
+    assert [name for name, _ in decode.asked] == ["target"] * 40 + together
     again = Script(lengths)
     assert tested(again) == found and not again.asked
 

@@ -12,7 +12,8 @@ import torch
 from launches import CUDA, DEVICE, DTYPES, EPS, MODES, bits, dots_by_element, ints, nans, normal, repeat
 from torch import Tensor
 
-from pad_engine.kernels.tree_attention import AttentionConfig, AttentionWorkspace, tree_attention
+from pad_engine.kernels.attention_tiles import AttentionWorkspace
+from pad_engine.kernels.tree_attention import AttentionConfig, tree_attention
 from pad_engine.tree import DraftTree, make_forest
 
 # the interpreter computes what the kernel then masks

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pad_engine.device_round import DeviceForest, SequenceState
 from pad_engine.kernels.accept import MAX_ROWS
+from pad_engine.kernels.attention_tiles import AttentionWorkspace
 from pad_engine.kernels.embed_rows import embed_rows
 from pad_engine.kernels.linear import Linear
 from pad_engine.kernels.linear_residual import linear_residual
@@ -19,7 +20,7 @@ from pad_engine.kernels.norm_gated import norm_gated
 from pad_engine.kernels.norm_linear import norm_linear
 from pad_engine.kernels.post_norm import post_norm
 from pad_engine.kernels.row_tiles import OFF
-from pad_engine.kernels.tree_attention import AttentionWorkspace, tree_attention
+from pad_engine.kernels.tree_attention import tree_attention
 from pad_engine.kernels.tuning import TileConfig, attention_config, release_mode, tile_config
 from pad_engine.kv_cache import KVCache
 from pad_engine.models.decoder import Decoder, Layer

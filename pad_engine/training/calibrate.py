@@ -58,7 +58,8 @@ def run_trials(
     work: Work,
     limit: Limit,
 ) -> list[Trial]:
-    """Answer the questions by the target alone, and by one setting after the other as long as they pass."""
+    """Answer the questions by the target alone and by the settings, and test these one after the other as long as they
+    pass. Looser ones are answered beside them, as the settings' answers have most in common."""
     reference = answer_all(target, questions, requests, work)
     check_target(sum(answer.right for answer in reference.values()), len(questions), limit)
 
