@@ -43,6 +43,7 @@ class NGram:
         """Forget the sequence."""
         self.ids: list[int] = []
         self.places: dict[tuple[int, ...], list[int]] = {}
+        self.last_matches: list[tuple[int, int]] | None = None
 
     def extend(self, tokens: list[int]) -> None:
         """Append committed tokens to the index. The n-gram that ends the sequence has nothing behind it yet, so each is
@@ -51,17 +52,24 @@ class NGram:
             if len(self.ids) >= self.min_match:
                 self.places.setdefault(tuple(self.ids[-self.min_match :]), []).append(len(self.ids))
             self.ids.append(token)
+        self.last_matches = None
 
     def matches(self) -> list[tuple[int, int]]:
         """(length, place) of the earlier occurrences of the sequence's end, longest first, then latest; `place` is
-        where what followed begins."""
-        found = []
-        for place in self.places.get(tuple(self.ids[-self.min_match :]), [])[: -MAX_PLACES - 1 : -1]:
-            length = self.min_match
-            while length < min(MAX_MATCH, place) and self.ids[place - 1 - length] == self.ids[-1 - length]:
-                length += 1
-            found.append((length, place))
-        return sorted(found, reverse=True)
+        where what followed begins. Looked for once a round, which asks twice."""
+        if self.last_matches is None:
+            places = self.places.get(tuple(self.ids[-self.min_match :]), [])[: -MAX_PLACES - 1 : -1]
+            self.last_matches = sorted(((self.match_length(place), place) for place in places), reverse=True)
+        return self.last_matches
+
+    def match_length(self, place: int) -> int:
+        """How many tokens before a place are those that end the sequence, MAX_MATCH at most."""
+        ids, longest, length = self.ids, min(MAX_MATCH, place), self.min_match
+        if ids[place - longest : place] == ids[len(ids) - longest :]:  # the usual case where a text repeats itself
+            return longest
+        while ids[place - 1 - length] == ids[-1 - length]:
+            length += 1
+        return length
 
     def evidence(self, state: State) -> int:
         """The length of the longest match."""

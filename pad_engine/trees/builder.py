@@ -1,8 +1,7 @@
 """What a tree builder is: it says which candidates a drafter should look behind, and which of them are worth a row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +10,7 @@ from pad_engine.errors import RequestError
 from pad_engine.tree import DraftTree
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A token that may follow. parent: index of the candidate before it, -1 behind the root. log_prob: the drafter's
     log-probability of the whole path to it, so it never exceeds its parent's."""
 
