@@ -112,6 +112,11 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     assert "pivot:model=pivot-mixed.safetensors,sigma=0.5" in found["speeds"]
     assert list(found["families"]) == ["pivot:model=pivot-mixed.safetensors", "margin:form=gap", "typical:delta=1"]
     assert [len(sweep) for sweep in found["families"].values()] == [4, 2, 2]
+    # the same of the questions to calibrate on, whole settings only
+    calibration = {one["setting"]: one for one in found["calibration"]["settings"]}
+    tested = certified["gap"]["tested"][0]
+    assert calibration[f"margin:form=gap,m={tested['setting']:g}"]["harms"] == tested["harms"]
+    assert list(found["calibration"]["families"]) == list(found["families"])
     assert found["labels"]["questions"] == 40 and found["labels"]["labels"] > found["labels"]["pivots"] > 0
     assert found["classifier"]["tap_layer"] in (0, 1)
     assert found["commands"]["calibrate-mixed-gap"].startswith("pad calibrate --task evaluating:Parity --model ")
@@ -207,6 +212,7 @@ def test_figures_come_from_the_answers(tmp_path: Path) -> None:
     summary.summarise("hard", ["gap", "random"], study.SEEDS, args)
     found = json.loads((tmp_path / "r" / "pivot-hard.json").read_text())
     assert len(found["settings"]) == 6 and "cache" not in found["machine"]
+    assert found["calibration"] is None  # no base-calibration-hard
     assert found["equal"] == [
         {"overrides": 8, "harm": {"margin:form=gap": 0.25, "random": 0.5}},
         {"overrides": 16, "harm": {"margin:form=gap": 0.5, "random": 1.0}},
