@@ -54,11 +54,8 @@ def summarise(pair: str, rules: Sequence[str], seeds: Mapping[str, int], args: a
         "labels": labels_of(args.work / f"label-{pair}.jsonl"),
         "classifier": classifier_of(args.work / f"pivot-{pair}.json"),
         "certified": {name: certificate_of(args.work, f"calibrate-{pair}-{name}") for name in rules},
-        "settings": [asdict(one) for one in found.settings],
-        "families": families_of(found),
-        "calibration": None
-        if calibration is None
-        else {"settings": [asdict(one) for one in calibration.settings], "families": families_of(calibration)},
+        **curves_of(found),
+        "calibration": calibration and curves_of(calibration),
         "equal": found.equal,
         "falls": [asdict(step) for step in found.falls],
         "speeds": speeds_of(args.work / f"speed-{pair}.jsonl"),
@@ -82,9 +79,10 @@ def evaluated(work: Path, names: Sequence[str], confidence: float) -> Evaluation
     return evaluation(answers, specs, confidence)
 
 
-def families_of(found: Evaluation) -> dict[str, list[str]]:
-    """The settings of each rule, strict to loose."""
-    return {name: [one.setting for one in sweep] for name, sweep in found.families.items()}
+def curves_of(found: Evaluation) -> dict[str, Any]:
+    """The figures of all settings, and which are of one rule, strict to loose."""
+    families = {name: [one.setting for one in sweep] for name, sweep in found.families.items()}
+    return {"settings": [asdict(one) for one in found.settings], "families": families}
 
 
 def opened(path: Path) -> Results | None:

@@ -91,6 +91,8 @@ class Forest:
         check(Estimate(0, batch * one, 0), target.device)
         self.cache = target.new_cache(num_seqs=batch, capacity=self.max_length, scratch=SCRATCH)
         self.draft = self._draft_forest(depth, batch)
+        # else what was read of a prompt is not what a longer one begins with
+        self.shares = not target.dynamic and (self.draft is None or not self.draft.decoder.dynamic)
         self.free = deque(range(batch))  # places, the longest unused first: the others may hold a prompt's beginning
         # those who share a sequence
         self.waiting: list[list[Running]] = []
@@ -122,22 +124,19 @@ class Forest:
 
     def add(self, request: ForestRequest) -> None:
         """Take a request; the next step begins it. RequestError names what is wrong with it, and its key."""
-        if not self.can_take(request):
+        joins = self._joins(request)
+        if not joins and not self.room:
             raise ValueError("the forest is full: step until it has room")
         one = start(request, self.pair.target, self.rule if request.rule is None else request.rule, self.max_length)
-        alike = self.waiting.pop() if self._joins(request) else []
-        alike.append(one)
-        if any(one.state.keeps_q for one in alike):
-            for one in alike:
-                one.state.keeps_q = True  # whoever will lead
-        self.waiting.append(alike)
+        if joins:
+            self.waiting[-1].append(one)
+        else:
+            self.waiting.append([one])
 
     def _joins(self, request: ForestRequest) -> bool:
-        """Whether a request can share the sequence of the last one that waits: it asks for the same, nothing is drawn,
-        and what was read of a prompt stays good for what follows it."""
-        if not self.waiting or not request.params.greedy or self.target.dynamic:
-            return False
-        if self.draft is not None and self.draft.decoder.dynamic:
+        """Whether a request can share the sequence of the last one that waits: it asks for the same, and nothing is
+        drawn."""
+        if not (self.shares and self.waiting and request.params.greedy):
             return False
         last = self.waiting[-1][0]
         same = (request.prompt, request.params) == (last.request.prompt, last.request.params)
@@ -153,19 +152,16 @@ class Forest:
         running: list[list[Running]] = []
         apart: list[list[Running]] = []
         for alike, commits in zip(self.running, self._commits(trees), strict=True):
-            parts: dict[tuple[int, ...], tuple[Commit, list[Running]]] = {}
             for one, commit in zip(alike, commits, strict=True):
                 one.add(commit)
-                if one.state.finish_reason is None:
-                    parts.setdefault(tuple(commit.tokens), (commit, []))[1].append(one)
-                else:
-                    done.append(one.answer())
-            # most stay where they are
-            (commit, stay), *others = sorted(parts.values(), key=lambda part: -len(part[1])) or [(commits[0], [])]
-            kept.append((alike[0].state, commit))
-            running += [stay] if stay else []
-            self.free += [] if stay else [alike[0].state.seq]
-            apart += [members for _, members in others]
+            done += [one.answer() for one in alike if one.state.finish_reason is not None]
+            parts = parted(alike, commits)
+            kept.append((alike[0].state, parts[0][0] if parts else commits[0]))
+            if parts:
+                running.append(parts[0][1])  # most stay where they are
+            else:
+                self.free.append(alike[0].state.seq)
+            apart += [members for _, members in parts[1:]]
         commit_forest(self.cache, [(state.seq, commit.path) for state, commit in kept])
         if self.draft is not None:
             self.draft.observe(*zip(*kept, strict=True))
@@ -179,9 +175,9 @@ class Forest:
             return
         begun, self.waiting = self.waiting[:count], self.waiting[count:]
         for alike in begun:
-            seq = self.free.popleft()
-            for one in alike:
-                one.state.seq = seq
+            seq, keeps_q = self.free.popleft(), any(one.state.keeps_q for one in alike)
+            for one in alike:  # whoever leads
+                one.state.seq, one.state.keeps_q = seq, keeps_q
         texts = {alike[0].state.seq: list(alike[0].state.ids) for alike in begun}
         read_prompts(self.target, self.cache, texts, self.chunk)
         if self.draft is not None:
@@ -209,6 +205,15 @@ class Forest:
             keys = {one.state.seq: one.request.key for one in leaders}
             raise NonFiniteError(f"request {keys[error.seq]!r}: {error}", seq=error.seq) from error
         return [list(islice(commits, len(alike))) for alike in self.running]
+
+
+def parted(alike: Sequence[Running], commits: Sequence[Commit]) -> list[tuple[Commit, list[Running]]]:
+    """Those of a sequence's requests that go on, by what they kept; the most first. commits: of each."""
+    parts: dict[tuple[int, ...], tuple[Commit, list[Running]]] = {}
+    for one, commit in zip(alike, commits, strict=True):
+        if one.state.finish_reason is None:
+            parts.setdefault(tuple(commit.tokens), (commit, []))[1].append(one)
+    return sorted(parts.values(), key=lambda part: -len(part[1]))
 
 
 def decode_forest(

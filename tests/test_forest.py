@@ -177,7 +177,7 @@ def test_requests_for_one_answer_share_a_sequence(
     assert sum(rows) < 0.75 * sum(answer.rounds for answer in together.values())
 
 
-def test_what_is_not_the_same_answer_shares_no_sequence(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_the_same_answer_shares_no_sequence(make_model: Make) -> None:
     """Drawn answers, other parameters, other prompts, and requests that have begun."""
     pair, params = pair_of(make_model), SamplingParams(9, ignore_eos=True)
     forest = Forest(pair, batch=9, depth=DEPTH)
