@@ -73,7 +73,7 @@ def one_row(product: Product) -> Iterator[TileConfig]:
         fits = (32 if product.op == "lm_head" else 16) <= per_thread <= 64 and per_thread * unroll <= 128
         useful = block_k < 2 * tuning.next_power(product.k) and (unroll == 1 or steps > unroll // 2)
         if fits and useful and per_core * warps <= 48:
-            yield TileConfig(block, block_k, stages=unroll, warps=warps, per_core=per_core)
+            yield TileConfig(block, block_k, stages=unroll, warps=warps, per_core=per_core, group=8)
 
 
 def many_rows(product: Product) -> Iterator[TileConfig]:
@@ -83,7 +83,7 @@ def many_rows(product: Product) -> Iterator[TileConfig]:
         (16, 32, 64, 128), (64, 128, 256, 512), (1, 2, 4, 8), (2, 3, 4, 6), (4, 8), persistent
     ):
         tile_rows = halves * block
-        shared = (tile_rows * product.item + product.rows * 2) * block_k * (stages - 1)
+        shared = shared_bytes(product, tile_rows, block_k, stages - 1)
         programs = product.m // tile_rows * split_k
         steps = -(-product.k // (block_k * split_k))
         # a short reduction lies in the pipeline whole; a long one needs it deep
@@ -91,8 +91,17 @@ def many_rows(product: Product) -> Iterator[TileConfig]:
         fits = deep and shared <= SHARED // per_core
         enough = product.op == "lm_head" or 60 <= programs <= 600
         whole = product.op not in ("gate_up", "lm_head") or split_k == 1
-        if fits and enough and whole and stages <= steps + 1 and (warps == 4 or tile_rows >= 128) and tile_rows <= 128:
+        # bytes need tiles that a whole warp group multiplies
+        high = (16 if product.quantised is None else 64) <= tile_rows <= 128 and (warps == 4 or tile_rows == 128)
+        if fits and enough and whole and stages <= steps + 1 and high:
             yield TileConfig(block, block_k, split_k, stages, warps, per_core)
+
+
+def shared_bytes(product: Product, tile_rows: int, block_k: int, steps: int) -> int:
+    """Of shared memory for so many steps of weights and rows; beside weights of one byte the rows lie there once more,
+    by their places in a word."""
+    again = 0 if product.quantised is None else product.rows * 2 * block_k
+    return (tile_rows * product.item + product.rows * 2) * block_k * steps + again
 
 
 def with_prefetch(product: Product, config: TileConfig) -> Iterator[TileConfig]:
@@ -116,6 +125,7 @@ def near_tiles(product: Product, tile: TileConfig) -> Iterator[TileConfig]:
             found.append(replace(tile, **{up: 2 * getattr(tile, up), down: getattr(tile, down) // 2}))
     if tile.lanes == 1:
         found += [replace(tile, stages=stages) for stages in (tile.stages - 1, tile.stages + 1, 2 * tile.stages)]
+    found += [replace(tile, group=9 - tile.group)] if product.rows == 1 else []
     found += lane_tiles(product) if product.rows > 1 and tile.lanes == 1 and not head else []
     found += [replace(tile, prefetch=0), *with_prefetch(product, tile)]
     tried = {tile}
@@ -154,6 +164,6 @@ def sound(product: Product, tile: TileConfig) -> bool:
         steps = -(-product.k // (tile.block_k * tile.split_k))
         if per_thread > 128 or tile.block_k < 32 * tile.lanes or steps > 4:
             return False
-    shared = (halves * tile.block * product.item + product.rows * 2) * tile.block_k * held
+    shared = shared_bytes(product, halves * tile.block, tile.block_k, held)
     fits = held > 0 and shared <= SHARED // tile.per_core and halves * tile.block <= 128
     return fits and halves * tile.block >= 16 and tile.block_k >= 64 and tile.split_k <= splits

@@ -13,8 +13,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pad_engine.kernels.accept_path import best_of_parts, cut_tokens, judge_pick, kept_path, path_tokens
+from pad_engine.kernels.interpreted import INTERPRETED
 from pad_engine.kernels.relaxed import TRACE_FIELDS, load_judged, next_history, write_trace
-from pad_engine.kernels.row_tiles import INTERPRETED
 
 REPORT_HEADER = 4  # n_emitted, n_accepted, status and the rows of the tree come before a report's tokens
 MAX_ROWS = 64  # of a forest: its mask is one int64 a row

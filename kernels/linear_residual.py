@@ -98,6 +98,7 @@ def linear_residual_kernel(
     EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
     LANES: tl.constexpr,
     PREFETCH: tl.constexpr,
     THREADS: tl.constexpr,
@@ -126,7 +127,7 @@ def linear_residual_kernel(
         wait_for_inputs(PDL)
         if ADD:
             h = tl.load(h_pointers, mask=ok[:, None], other=0.0).to(tl.float32)
-        sums, _ = one_row_product(w, x_ptr, None, w_ptr, columns, ok, k_begin, k_end, K, BLOCK_K, EVEN_K, STAGES)
+        sums, _ = one_row_product(w, x_ptr, None, w_ptr, columns, ok, k_begin, k_end, K, BLOCK_K, EVEN_K, STAGES, GROUP)
         acc = sums[:, None]
     else:
         if LANES > 1:

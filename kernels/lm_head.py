@@ -150,6 +150,7 @@ def lm_head_kernel(
     EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
     PREFETCH: tl.constexpr,
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
@@ -170,7 +171,7 @@ def lm_head_kernel(
     scale, token = row_scales(scale_ptr, entry, entry < V), token_ids(row_id_ptr, entry, entry < V)
     acc, squares = normed_product(
         h_ptr, norm_ptr, normed_ptr, squares_ptr, w_ptr, entry, entry < V, spread_rows, 0, K, K,
-        ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL,
+        ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, GROUP, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL,
     )  # fmt: skip
     rms = inverse_rms(squares, K, eps)
     if UNITS > 0:
@@ -192,7 +193,9 @@ def lm_head_kernel(
         scale, token = row_scales(scale_ptr, entry, entry < V), token_ids(row_id_ptr, entry, entry < V)
         if ROWS == 1:
             w = weight_tile(w_ptr, entry, entry < V, 0, K, K, BLOCK_K, EVEN_K)
-            sums, _ = one_row_product(w, h_ptr, norm_ptr, w_ptr, entry, entry < V, 0, K, K, BLOCK_K, EVEN_K, STAGES)
+            sums, _ = one_row_product(
+                w, h_ptr, norm_ptr, w_ptr, entry, entry < V, 0, K, K, BLOCK_K, EVEN_K, STAGES, GROUP
+            )
             acc = sums[:, None]
         else:
             acc = many_row_product(normed_ptr, w_ptr, entry, entry < V, 0, K, K, ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES)

@@ -45,6 +45,7 @@ def norm_gated_kernel(
     EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
     LANES: tl.constexpr,
     PREFETCH: tl.constexpr,
     THREADS: tl.constexpr,
@@ -61,7 +62,7 @@ def norm_gated_kernel(
     scale = row_scales(scale_ptr, weight_rows, ok)
     acc, squares = normed_product(
         h_ptr, norm_ptr, normed_ptr, squares_ptr, w_ptr, weight_rows, ok, spread_rows, 0, K, K,
-        ROWS, 2 * BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL, LANES,
+        ROWS, 2 * BLOCK, BLOCK_K, EVEN_K, STAGES, GROUP, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL, LANES,
     )  # fmt: skip
     y = acc * inverse_rms(squares, K, eps)[None, :] * scale[:, None]
     if bias_ptr is not None:

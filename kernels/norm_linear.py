@@ -59,6 +59,7 @@ def normed_product(
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
     NUM_SQUARES: tl.constexpr,
     BLOCK_SQUARES: tl.constexpr,
     PREFETCH: tl.constexpr,
@@ -73,7 +74,7 @@ def normed_product(
         w = weight_tile(w_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, EVEN_K)
         wait_for_inputs(PDL)
         sums, squares = one_row_product(
-            w, h_ptr, norm_ptr, w_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, EVEN_K, STAGES
+            w, h_ptr, norm_ptr, w_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, EVEN_K, STAGES, GROUP
         )
         return sums[:, None], tl.full((1,), 0.0, tl.float32) + squares
     else:
@@ -116,6 +117,7 @@ def norm_linear_kernel(
     EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
     LANES: tl.constexpr,
     PREFETCH: tl.constexpr,
     THREADS: tl.constexpr,
@@ -133,7 +135,7 @@ def norm_linear_kernel(
     scale = row_scales(scale_ptr, columns, ok)
     acc, squares = normed_product(
         h_ptr, norm_ptr, normed_ptr, squares_ptr, w_ptr, columns, ok, spread_rows, k_begin, k_end, K,
-        ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL, LANES,
+        ROWS, BLOCK, BLOCK_K, EVEN_K, STAGES, GROUP, NUM_SQUARES, BLOCK_SQUARES, PREFETCH, THREADS, PDL, LANES,
     )  # fmt: skip
     if SPLIT_K > 1:
         last, acc = add_parts(part_ptr, ticket_ptr, acc, columns, ok, M, ROWS, SPLIT_K)

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pad_engine.kernels.byte_weights import RAISE, RAISED_ZERO, exactly, four_numbers, quarters, raised
+
 # Programmatic dependent launch: not at all; early, so that the next kernel may start when this one does, and the one
 # behind it too; or late, when this one has its input, so that one kernel waits at a time.
 OFF, EARLY, LATE = 0, 1, 2
-# Triton's interpreter knows no assembly, and takes a whole number's bits for those of a bf16
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def segments(block, threads):
 def weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
     """`[BLOCK, BLOCK_K]` of a matrix `[., K]`. Weights are read once a pass, so they leave the cache first."""
     columns = k + tl.arange(0, BLOCK_K)
-    # eight neighbours a thread, also of one-byte weights: as x comes, which would else change hands at every step
+    # eight neighbours a thread at most, also of one byte: as x comes, which would else change hands at every step
     pointers = tl.max_contiguous(w_ptr + weight_rows.to(tl.int64)[:, None] * K + columns[None, :], [1, 8])
     mask = row_ok[:, None] if EVEN_K else row_ok[:, None] & (columns < k_end)[None, :]
     return tl.load(pointers, mask=mask, other=0.0, eviction_policy="evict_first")
@@ -86,42 +86,6 @@ def row_scales(scale_ptr, weight_rows, row_ok):
         return tl.full(weight_rows.shape, 1.0, tl.float32)
     else:
         return tl.load(scale_ptr + weight_rows, mask=row_ok, other=0.0)
-
-
-@triton.jit
-def exactly(w, kind: tl.constexpr):
-    """Weights in a wider type, which holds them exactly. Those of one byte go by instructions that run at the rate of
-    sums, or take two at once: a card's plain conversions do neither, and could not keep up with the memory."""
-    if w.dtype == tl.int8 and not INTERPRETED:
-        return whole_floats(w) if kind == tl.float32 else w.to(tl.bfloat16).to(kind)
-    elif w.dtype == tl.float8e4nv:
-        return w.to(tl.float16).to(tl.float32).to(kind)
-    else:
-        return w.to(kind)
-
-
-@triton.jit
-def whole_floats(w):
-    """int8 as fp32: each number plus 128 is put into the last byte of 2^23, and 2^23 + 128 is taken away."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 bytes, a, b, c, d;
-        xor.b32 bytes, $4, 0x80808080;
-        prmt.b32 a, bytes, 0x4B000000, 0x7540;
-        prmt.b32 b, bytes, 0x4B000000, 0x7541;
-        prmt.b32 c, bytes, 0x4B000000, 0x7542;
-        prmt.b32 d, bytes, 0x4B000000, 0x7543;
-        sub.f32 $0, a, 0f4B000080;
-        sub.f32 $1, b, 0f4B000080;
-        sub.f32 $2, c, 0f4B000080;
-        sub.f32 $3, d, 0f4B000080;
-        }""",
-        "=f,=f,=f,=f,r",
-        [w],
-        dtype=tl.float32,
-        is_pure=True,
-        pack=4,
-    )
 
 
 @triton.jit
@@ -147,27 +111,52 @@ def one_row_product(
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     UNROLL: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """fp32 `[BLOCK]`: weights `[BLOCK of ., k_begin:k_end]` times x, or x times a norm's weight; and the sum of x^2.
 
-    w: the first tile of weights, which the caller has read before it waited for x. norm_ptr: `[K]`, or None.
+    w: the first tile of weights, which the caller has read before it waited for x. norm_ptr: `[K]`, or None. int8 is
+    multiplied as raised() has it where x has two bytes, whose own rounding is coarser than what that costs.
     """
     columns = tl.arange(0, BLOCK_K)
-    x = row_tile(x_ptr, k_begin + columns, k_end, EVEN_K).to(tl.float32)
-    squares = x * x
-    if norm_ptr is not None:
-        x *= row_tile(norm_ptr, k_begin + columns, k_end, EVEN_K).to(tl.float32)
-    sums = exactly(w, tl.float32) * x[None, :]
+    RAISED: tl.constexpr = w.dtype == tl.int8 and x_ptr.dtype.element_ty != tl.float32
+    x, squares = normed_row(x_ptr, norm_ptr, k_begin + columns, k_end, EVEN_K)
+    sums, of_x = group_sums(w, x, GROUP, RAISED)
     # an unrolled loop whose start lies behind its end would run: a split that has no share has none here either
     begin = k_begin + BLOCK_K
     for k in tl.range(begin, tl.maximum(begin, k_end), BLOCK_K, loop_unroll_factor=UNROLL):
         w = weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K)
-        x = row_tile(x_ptr, k + columns, k_end, EVEN_K).to(tl.float32)
-        squares += x * x
-        if norm_ptr is not None:
-            x *= row_tile(norm_ptr, k + columns, k_end, EVEN_K).to(tl.float32)
-        sums += exactly(w, tl.float32) * x[None, :]
+        x, more_squares = normed_row(x_ptr, norm_ptr, k + columns, k_end, EVEN_K)
+        more_sums, more_of_x = group_sums(w, x, GROUP, RAISED)
+        sums, of_x, squares = sums + more_sums, of_x + more_of_x, squares + more_squares
+    if RAISED:
+        sums = (sums - RAISED_ZERO * of_x[None, :]) * RAISE
     return tl.sum(sums, 1), tl.sum(squares, 0)
+
+
+@triton.jit
+def normed_row(x_ptr, norm_ptr, columns, k_end, EVEN_K: tl.constexpr):
+    """fp32 `[len(columns)]`: x, times a norm's weight if there is one; and the squares of x."""
+    x = row_tile(x_ptr, columns, k_end, EVEN_K).to(tl.float32)
+    squares = x * x
+    if norm_ptr is not None:
+        x *= row_tile(norm_ptr, columns, k_end, EVEN_K).to(tl.float32)
+    return x, squares
+
+
+@triton.jit
+def group_sums(w, x, GROUP: tl.constexpr, RAISED: tl.constexpr):
+    """Weights `[BLOCK, BLOCK_K]` times x `[BLOCK_K]`, fp32 `[BLOCK, BLOCK_K / GROUP]`, and the sums of x, `[BLOCK_K /
+    GROUP]`. GROUP: neighbours whose products are added at once, 1 or what a thread holds side by side: fewer running
+    sums leave registers free for more programs on a core."""
+    BLOCK: tl.constexpr = w.shape[0]
+    PARTS: tl.constexpr = w.shape[1] // GROUP
+    products = (raised(w) if RAISED else exactly(w, tl.float32)) * x[None, :]
+    if GROUP == 1:
+        return products, x
+    else:
+        sums = tl.sum(tl.reshape(products, (BLOCK, PARTS, GROUP)), 2)
+        return sums, tl.sum(tl.reshape(x, (PARTS, GROUP)), 1)
 
 
 @triton.jit
@@ -187,17 +176,30 @@ def many_row_product(
 ):
     """fp32 `[BLOCK, ROWS]`: weights `[BLOCK of ., k_begin:k_end]` times x `[ROWS, k_begin:k_end]` transposed.
 
-    x and weights have rows of K elements; quantised weights become x's type in registers. EVEN_K: the range is a
-    multiple of BLOCK_K.
+    x and weights have rows of K elements. EVEN_K: the range is a multiple of BLOCK_K. Weights of one byte come four a
+    word, and K and k_begin are multiples of four. A product does not care in which order its columns are added, so each
+    byte of the words is multiplied with the columns that have its place, and no byte changes hands.
     """
     columns = tl.arange(0, BLOCK_K)
     precision: tl.constexpr = "ieee" if x_ptr.dtype.element_ty == tl.float32 else "tf32"
     x_rows = x_ptr + tl.arange(0, ROWS)[:, None] * K
     acc = tl.zeros((BLOCK, ROWS), tl.float32)
-    for k in tl.range(k_begin, k_end, BLOCK_K, num_stages=STAGES):
-        w = weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K)
-        x = row_tile(x_rows, (k + columns)[None, :], k_end, EVEN_K)
-        acc = tl.dot(exactly(w, x.dtype), tl.trans(x), acc, input_precision=precision)
+    if w_ptr.dtype.element_ty.primitive_bitwidth == 8:
+        word_ptr = w_ptr.to(tl.pointer_type(tl.int32))
+        for k in tl.range(k_begin, k_end, BLOCK_K, num_stages=STAGES):
+            words = weight_tile(word_ptr, weight_rows, row_ok, k // 4, k_end // 4, K // 4, BLOCK_K // 4, EVEN_K)
+            x = row_tile(x_rows, (k + columns)[None, :], k_end, EVEN_K)
+            w_0, w_1, w_2, w_3 = four_numbers(words, w_ptr, x.dtype)
+            x_0, x_1, x_2, x_3 = quarters(x)
+            acc = tl.dot(w_0, tl.trans(x_0), acc, input_precision=precision)
+            acc = tl.dot(w_1, tl.trans(x_1), acc, input_precision=precision)
+            acc = tl.dot(w_2, tl.trans(x_2), acc, input_precision=precision)
+            acc = tl.dot(w_3, tl.trans(x_3), acc, input_precision=precision)
+    else:
+        for k in tl.range(k_begin, k_end, BLOCK_K, num_stages=STAGES):
+            w = weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K)
+            x = row_tile(x_rows, (k + columns)[None, :], k_end, EVEN_K)
+            acc = tl.dot(w, tl.trans(x), acc, input_precision=precision)
     return acc
 
 

@@ -35,6 +35,7 @@ class TileConfig:
     per_core: int = 1
     prefetch: int = 0
     lanes: int = 1
+    group: int = 1
 
     def arguments(self, k: int) -> dict[str, int | bool]:
         """The arguments of a launch over k columns."""
@@ -43,6 +44,7 @@ class TileConfig:
             "BLOCK_K": self.block_k,
             "EVEN_K": k % (self.block_k * self.split_k) == 0,
             "SPLIT_K": self.split_k,
+            "GROUP": self.group,
             "STAGES": self.stages if self.lanes == 1 else -(-k // (self.block_k * self.split_k)),
             "PREFETCH": self.prefetch,
             "THREADS": 32 * self.warps,
@@ -137,20 +139,21 @@ def default_config(op: str, rows: int, m: int, k: int, itemsize: int = 2) -> Til
     """Right for every shape, and near the best for those that were tried. At one row a program takes few columns and
     wide steps; at more, tiles that the tensor core takes, and the reduction is split where columns are few. itemsize:
     bytes of a weight. Those of one take steps of twice the width, so that as many bytes are on their way, unless 64
-    rows take the room; those of four at several rows half the width, for the same room."""
+    rows take the room, and at several rows tiles as high as a whole warp group multiplies, whose bytes stay in
+    registers; those of four at several rows half the width, for the same room."""
     wide = 2 if itemsize == 1 and rows < 64 else 1
     if rows == 1:
-        width = next_power(min(k, 1024 * wide))
+        width, group = next_power(min(k, 1024 * wide)), 8 if itemsize == 1 else 1
         if op == "lm_head":
             # in registers lie running bests besides
-            return TileConfig(block=8 // wide, block_k=width, warps=4, per_core=8)
-        return TileConfig(block=2 if op == "gate_up" else 4, block_k=width, warps=4)
+            return TileConfig(block=8 // wide, block_k=width, warps=4, per_core=8, group=group)
+        return TileConfig(block=2 if op == "gate_up" else 4, block_k=width, warps=4, group=group)
     block_k = 64 if itemsize > 2 else next(step for step in (128 * wide, 128, 64) if step == 64 or k % step == 0)
     if op == "lm_head":
         return TileConfig(block=64, block_k=block_k, stages=3, warps=4, per_core=2)
     if op == "gate_up":
         return TileConfig(block=32, block_k=block_k, stages=3, warps=4)
-    block = 64 if m >= 4096 else 32 if m >= 2048 else 16
+    block = 64 if m >= 4096 or itemsize == 1 else 32 if m >= 2048 else 16
     split_k = 1
     if op in ("qkv", "out", "down"):
         while m // block * split_k < 128 and k // (2 * split_k) >= 4 * block_k:

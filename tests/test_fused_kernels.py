@@ -34,7 +34,7 @@ from pad_engine.kernels.tuning import TileConfig
 SHAPES = [
     (96, 64, TileConfig(32, 32)),
     (70, 50, TileConfig(32, 32, split_k=3)),
-    (40, 112, TileConfig(16, 16, split_k=3)),
+    (40, 112, TileConfig(16, 16, split_k=3, group=8)),
     (144, 576, TileConfig(64, 64, split_k=3)),
     (40, 112, TileConfig(16, 128, lanes=4)),
     (70, 200, TileConfig(32, 64, split_k=2, lanes=2)),
@@ -51,7 +51,7 @@ if CUDA:
     ]
 GATED_SHAPES = [
     (48, 64, TileConfig(16, 32)),
-    (35, 50, TileConfig(8, 32, stages=1)),
+    (35, 50, TileConfig(8, 32, stages=1, group=8)),
     (35, 112, TileConfig(8, 128, lanes=4)),
 ]
 if CUDA:

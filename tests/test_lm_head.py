@@ -28,7 +28,7 @@ INF = torch.inf
 # ids, width, cut, programs: one tile a program or many, in even and uneven shares
 CASES = [
     (300, 48, TileConfig(64, 64), 2),
-    (131, 50, TileConfig(32, 32, stages=1), 3),
+    (131, 50, TileConfig(32, 32, stages=1, group=8), 3),
     (131, 112, TileConfig(16, 32, stages=2), 9),
 ]
 if CUDA:
