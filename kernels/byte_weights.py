@@ -110,7 +110,7 @@ def number_at(words, bit: tl.constexpr, of: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def four_whole_numbers(words):
-    """int8 in words as bf16, two words at a time: 128 plus a number's lower seven bits, minus 128 or by its sign 256."""
+    """int8 in words as bf16, two words at a time: 128 and the lower seven bits, less 128 or, by the sign, 256."""
     return tl.inline_asm_elementwise(
         """{
         .reg .b32 u, v, s, t, a, b, one;

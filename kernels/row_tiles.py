@@ -127,8 +127,9 @@ def one_row_product(
     for k in tl.range(begin, tl.maximum(begin, k_end), BLOCK_K, loop_unroll_factor=UNROLL):
         w = weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K)
         x, more_squares = normed_row(x_ptr, norm_ptr, k + columns, k_end, EVEN_K)
+        squares += more_squares
         more_sums, more_of_x = group_sums(w, x, GROUP, RAISED)
-        sums, of_x, squares = sums + more_sums, of_x + more_of_x, squares + more_squares
+        sums, of_x = sums + more_sums, of_x + more_of_x
     if RAISED:
         sums = (sums - RAISED_ZERO * of_x[None, :]) * RAISE
     return tl.sum(sums, 1), tl.sum(squares, 0)

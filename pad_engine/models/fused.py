@@ -231,6 +231,9 @@ def unsupported(decoder: Decoder) -> str | None:
         return "its rotary frequencies depend on the length of the sequence"
     if decoder.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"its type is {decoder.dtype}"
+    c = decoder.config
+    if decoder.quantised and any(n % 4 for n in (c.hidden_size, c.num_heads * c.head_dim, c.intermediate_size)):
+        return "its quantised rows are not whole words of four bytes"
     return None
 
 
