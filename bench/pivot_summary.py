@@ -56,8 +56,6 @@ def summarise(pair: str, rules: Sequence[str], seeds: Mapping[str, int], args: a
         "certified": {name: certificate_of(args.work, f"calibrate-{pair}-{name}") for name in rules},
         **curves_of(found),
         "calibration": calibration and curves_of(calibration),
-        "equal": found.equal,
-        "falls": [asdict(step) for step in found.falls],
         "speeds": speeds_of(args.work / f"speed-{pair}.jsonl"),
         "commands": commands_of(args.work, pair),
     }
@@ -80,9 +78,13 @@ def evaluated(work: Path, names: Sequence[str], confidence: float) -> Evaluation
 
 
 def curves_of(found: Evaluation) -> dict[str, Any]:
-    """The figures of all settings, and which are of one rule, strict to loose."""
-    families = {name: [one.setting for one in sweep] for name, sweep in found.families.items()}
-    return {"settings": [asdict(one) for one in found.settings], "families": families}
+    """The figures of all settings, which are of one rule, strict to loose, and what comparing those says."""
+    return {
+        "settings": [asdict(one) for one in found.settings],
+        "families": {name: [one.setting for one in sweep] for name, sweep in found.families.items()},
+        "equal": found.equal,
+        "falls": [asdict(step) for step in found.falls],
+    }
 
 
 def opened(path: Path) -> Results | None:
@@ -161,18 +163,26 @@ def report(result: Mapping[str, Any]) -> str:
         f"in {result['run']['dtype']} alone.",
         table(COLUMNS, rows),
     ]
-    if result["equal"] and len(result["families"]) > 1:
-        parts += [
-            f"Rate of harm at equal numbers of overrides, those of {next(iter(result['families']))}; between the "
-            "settings that were run, and no harm at no overrides, on straight lines:",
-            equal_overrides(result["equal"]),
-        ]
-    parts += [
-        f"{step['loose']} harms less than {step['strict']}: {step['fewer']} questions against {step['more']}, "
-        f"p = {step['p_value']:.2g}."
-        for step in result["falls"]
-    ]
+    for questions, curves in (("test", result), ("calibration", result["calibration"])):
+        parts += compared(questions, curves) if curves else []
     return "\n\n".join(parts)
+
+
+def compared(questions: str, curves: Mapping[str, Any]) -> list[str]:
+    """Rules at equal numbers of overrides on some questions, and settings that harm less than stricter ones."""
+    parts = []
+    if curves["equal"] and len(curves["families"]) > 1:
+        parts += [
+            f"On the {questions} questions, rate of harm at equal numbers of overrides, those of "
+            f"{next(iter(curves['families']))}; between the settings that were run, and no harm at no overrides, on "
+            "straight lines:",
+            equal_overrides(curves["equal"]),
+        ]
+    return parts + [
+        f"On the {questions} questions {step['loose']} harms less than {step['strict']}: {step['fewer']} questions "
+        f"against {step['more']}, p = {step['p_value']:.2g}."
+        for step in curves["falls"]
+    ]
 
 
 def row_of(

@@ -117,6 +117,7 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     tested = certified["gap"]["tested"][0]
     assert calibration[f"margin:form=gap,m={tested['setting']:g}"]["harms"] == tested["harms"]
     assert list(found["calibration"]["families"]) == list(found["families"])
+    assert found["calibration"]["equal"] and "On the calibration questions, rate of harm at equal numbers" in out
     assert found["labels"]["questions"] == 40 and found["labels"]["labels"] > found["labels"]["pivots"] > 0
     assert found["classifier"]["tap_layer"] in (0, 1)
     assert found["commands"]["calibrate-mixed-gap"].startswith("pad calibrate --task evaluating:Parity --model ")
