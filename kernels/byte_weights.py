@@ -1,4 +1,4 @@
-"""Weights of one byte as numbers that a card multiplies: in registers, exactly, and at the rate of the memory.
+"""Weights of one byte as numbers that a card multiplies: in registers, exactly, and by few instructions.
 
 A card's plain conversions of bytes run at a fraction of its sums' rate and could not keep up. So the numbers are put
 together from their bits: a byte that is placed in the mantissa of a power of two is that power plus the byte's value
