@@ -1,0 +1,96 @@
+"""The assembly that makes numbers of weights of one byte, instruction by instruction on the CPU, for every byte."""
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pad_engine.kernels import byte_weights
+from pad_engine.kernels.quantise import QUANTISED
+
+
+def halves(word: int) -> torch.Tensor:
+    """The two bf16 of a register, as fp64."""
+    return torch.tensor(np.array([word], np.uint32).view(np.int16)).view(torch.bfloat16).double()
+
+
+def single(word: int) -> np.float32:
+    """The fp32 of a register."""
+    return np.uint32(word).view(np.float32)
+
+
+def permuted(a: int, b: int, selector: int) -> int:
+    source = [*a.to_bytes(4, "little"), *b.to_bytes(4, "little")]
+    return int.from_bytes(bytes(source[selector >> 4 * i & 7] for i in range(4)), "little")
+
+
+def fused(a: int, b: int, c: int) -> int:
+    """Exact in fp64 for these numbers, then rounded once."""
+    sums = (halves(a) * halves(b) + halves(c)).to(torch.bfloat16)
+    return int(sums.view(torch.int16).numpy().view(np.uint32)[0])
+
+
+def both_then_or(a: int, b: int, c: int, table: int) -> int:
+    assert table == 0xEA
+    return a & b | c
+
+
+OPERATIONS: dict[str, Callable[..., int]] = {
+    "mov.b32": lambda a: a,
+    "xor.b32": lambda a, b: a ^ b,
+    "and.b32": lambda a, b: a & b,
+    "shl.b32": lambda a, n: a << n & 0xFFFFFFFF,
+    "shr.u32": lambda a, n: a >> n,
+    "lop3.b32": both_then_or,
+    "prmt.b32": permuted,
+    "fma.rn.bf16x2": fused,
+    "sub.f32": lambda a, b: int((single(a) - single(b)).view(np.uint32)),
+}
+
+
+def run(function: Any, *words: int) -> list[int]:
+    """The outputs of the assembly of a kernel's function, whose inputs come behind its four outputs."""
+    source = inspect.getsource(function.fn)
+    (body,) = re.findall(r'"""\{(.*?)\}"""', source, re.DOTALL)
+    registers = {f"${4 + place}": word for place, word in enumerate(words)}
+
+    def value(operand: str) -> int:
+        if operand.startswith("0f"):
+            return int(operand[2:], 16)
+        return registers[operand] if operand in registers else int(operand, 0)
+
+    for line in filter(None, map(str.strip, body.split(";"))):
+        name, rest = line.split(None, 1)
+        if name != ".reg":
+            to, *operands = (operand.strip() for operand in rest.split(","))
+            registers[to] = OPERATIONS[name](*map(value, operands))
+    return [registers[f"${place}"] for place in range(4)]
+
+
+def words_of(values: list[int]) -> list[int]:
+    raw = bytes(values)
+    return [int.from_bytes(raw[first : first + 4], "little") for first in range(0, len(raw), 4)]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("four_whole_numbers", "int8"), ("four_floats", "fp8")])
+def test_two_words_become_pairs_of_bf16(name: str, kind: str) -> None:
+    for first in range(256):
+        raw = [(first + 37 * place) % 256 for place in range(8)]
+        expected = torch.tensor(raw, dtype=torch.uint8).view(QUANTISED[kind]).double().view(2, 4)
+        found = torch.stack([halves(word) for word in run(getattr(byte_weights, name), *words_of(raw))], 1)
+        known = expected.isfinite()  # fp8 has two NaN, which no weight is
+        assert torch.equal(found[known], expected[known]), raw
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"), [("whole_floats", lambda w: w), ("raised", lambda w: 1 + (w + 128) / 32768)]
+)
+def test_a_word_becomes_four_fp32(name: str, meaning: Callable[[int], float]) -> None:
+    for first in range(256):
+        raw = [(first + 91 * place) % 256 for place in range(4)]
+        found = [float(single(word)) for word in run(getattr(byte_weights, name), *words_of(raw))]
+        assert found == [meaning(byte - 256 if byte > 127 else byte) for byte in raw]
