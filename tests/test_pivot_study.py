@@ -117,7 +117,10 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     tested = certified["gap"]["tested"][0]
     assert calibration[f"margin:form=gap,m={tested['setting']:g}"]["harms"] == tested["harms"]
     assert list(found["calibration"]["families"]) == list(found["families"])
-    assert found["calibration"]["equal"] and "On the calibration questions, rate of harm at equal numbers" in out
+    assert list(found["calibration"]) == ["settings", "families", "equal", "falls"]
+    for questions, curves in (("test", found), ("calibration", found["calibration"])):
+        line = f"On the {questions} questions, rate of harm at equal numbers"
+        assert (line in out) == bool(curves["equal"]) and found["equal"]
     assert found["labels"]["questions"] == 40 and found["labels"]["labels"] > found["labels"]["pivots"] > 0
     assert found["classifier"]["tap_layer"] in (0, 1)
     assert found["commands"]["calibrate-mixed-gap"].startswith("pad calibrate --task evaluating:Parity --model ")
