@@ -12,13 +12,110 @@ from pad_engine.kernels.interpreted import INTERPRETED
 
 # what raised() divides by, and what it makes of zero
 RAISE, RAISED_ZERO = tl.constexpr(32768.0), tl.constexpr(1.0 + 128.0 / 32768.0)
+# int8 as fp32: each number plus 128 is put into the last byte of 2^23, and 2^23 + 128 is taken away
+WHOLE_FLOATS = tl.constexpr(
+    """{
+    .reg .b32 bytes, a, b, c, d;
+    xor.b32 bytes, $4, 0x80808080;
+    prmt.b32 a, bytes, 0x4B000000, 0x7540;
+    prmt.b32 b, bytes, 0x4B000000, 0x7541;
+    prmt.b32 c, bytes, 0x4B000000, 0x7542;
+    prmt.b32 d, bytes, 0x4B000000, 0x7543;
+    sub.f32 $0, a, 0f4B000080;
+    sub.f32 $1, b, 0f4B000080;
+    sub.f32 $2, c, 0f4B000080;
+    sub.f32 $3, d, 0f4B000080;
+}"""
+)
+# int8 as fp32: each number plus 128 is put into the last byte but one of 1
+RAISED_FLOATS = tl.constexpr(
+    """{
+    .reg .b32 bytes;
+    xor.b32 bytes, $4, 0x80808080;
+    prmt.b32 $0, bytes, 0x3F800000, 0x7604;
+    prmt.b32 $1, bytes, 0x3F800000, 0x7614;
+    prmt.b32 $2, bytes, 0x3F800000, 0x7624;
+    prmt.b32 $3, bytes, 0x3F800000, 0x7634;
+}"""
+)
+# int8 as bf16, two words at a time: 128 and the lower seven bits, less 128 or, by the sign, 256
+WHOLE_HALVES = tl.constexpr(
+    """{
+    .reg .b32 u, v, s, t, a, b, one;
+    mov.b32 one, 0x3F803F80;
+    prmt.b32 u, $4, $5, 0x5410;
+    prmt.b32 v, $4, $5, 0x7632;
+    shr.u32 s, u, 8;
+    shr.u32 t, v, 8;
+    lop3.b32 a, u, 0x007F007F, 0x43004300, 0xEA;
+    lop3.b32 b, u, 0x00800080, 0xC300C300, 0xEA;
+    fma.rn.bf16x2 $0, a, one, b;
+    lop3.b32 a, s, 0x007F007F, 0x43004300, 0xEA;
+    lop3.b32 b, s, 0x00800080, 0xC300C300, 0xEA;
+    fma.rn.bf16x2 $1, a, one, b;
+    lop3.b32 a, v, 0x007F007F, 0x43004300, 0xEA;
+    lop3.b32 b, v, 0x00800080, 0xC300C300, 0xEA;
+    fma.rn.bf16x2 $2, a, one, b;
+    lop3.b32 a, t, 0x007F007F, 0x43004300, 0xEA;
+    lop3.b32 b, t, 0x00800080, 0xC300C300, 0xEA;
+    fma.rn.bf16x2 $3, a, one, b;
+}"""
+)
+# fp8 (e4m3) as bf16, two words at a time: the bits moved to their places are the number over 2^120, also of subnormal
+# ones. No weight is a NaN (quantise.py)
+SMALL_FLOATS = tl.constexpr(
+    """{
+    .reg .b32 u, v, a, b, scale, zero;
+    mov.b32 scale, 0x7B807B80;
+    mov.b32 zero, 0x80008000;
+    prmt.b32 u, $4, $5, 0x5410;
+    prmt.b32 v, $4, $5, 0x7632;
+    shl.b32 a, u, 8;
+    and.b32 a, a, 0x80008000;
+    shl.b32 b, u, 4;
+    lop3.b32 a, b, 0x07F007F0, a, 0xEA;
+    fma.rn.bf16x2 $0, a, scale, zero;
+    and.b32 a, u, 0x80008000;
+    shr.u32 b, u, 4;
+    lop3.b32 a, b, 0x07F007F0, a, 0xEA;
+    fma.rn.bf16x2 $1, a, scale, zero;
+    shl.b32 a, v, 8;
+    and.b32 a, a, 0x80008000;
+    shl.b32 b, v, 4;
+    lop3.b32 a, b, 0x07F007F0, a, 0xEA;
+    fma.rn.bf16x2 $2, a, scale, zero;
+    and.b32 a, v, 0x80008000;
+    shr.u32 b, v, 4;
+    lop3.b32 a, b, 0x07F007F0, a, 0xEA;
+    fma.rn.bf16x2 $3, a, scale, zero;
+}"""
+)
+
+
+@triton.jit
+def four_bytes(w, ASSEMBLY: tl.constexpr):
+    """Weights of one byte as fp32, four at a time."""
+    return tl.inline_asm_elementwise(ASSEMBLY, "=f,=f,=f,=f,r", [w], dtype=tl.float32, is_pure=True, pack=4)
+
+
+@triton.jit
+def two_words(words, ASSEMBLY: tl.constexpr):
+    """The four bytes of each int32 word, by place, as bf16; two words at a time."""
+    return tl.inline_asm_elementwise(
+        ASSEMBLY,
+        "=r,=r,=r,=r,r,r",
+        [words],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit
 def exactly(w, kind: tl.constexpr):
     """Weights of any type in a wider one, which holds them exactly."""
     if w.dtype == tl.int8 and not INTERPRETED:
-        return whole_floats(w) if kind == tl.float32 else w.to(tl.bfloat16).to(kind)
+        return four_bytes(w, WHOLE_FLOATS) if kind == tl.float32 else w.to(tl.bfloat16).to(kind)
     elif w.dtype == tl.float8e4nv:
         return w.to(tl.float16).to(tl.float32).to(kind)
     else:
@@ -26,51 +123,10 @@ def exactly(w, kind: tl.constexpr):
 
 
 @triton.jit
-def whole_floats(w):
-    """int8 as fp32: each number plus 128 is put into the last byte of 2^23, and 2^23 + 128 is taken away."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 bytes, a, b, c, d;
-        xor.b32 bytes, $4, 0x80808080;
-        prmt.b32 a, bytes, 0x4B000000, 0x7540;
-        prmt.b32 b, bytes, 0x4B000000, 0x7541;
-        prmt.b32 c, bytes, 0x4B000000, 0x7542;
-        prmt.b32 d, bytes, 0x4B000000, 0x7543;
-        sub.f32 $0, a, 0f4B000080;
-        sub.f32 $1, b, 0f4B000080;
-        sub.f32 $2, c, 0f4B000080;
-        sub.f32 $3, d, 0f4B000080;
-        }""",
-        "=f,=f,=f,=f,r",
-        [w],
-        dtype=tl.float32,
-        is_pure=True,
-        pack=4,
-    )
-
-
-@triton.jit
 def raised(w):
     """int8 as fp32 `1 + (w + 128) / 2^15`, one instruction a number: what is too much is taken from a sum of products
     once, by the sum of the other factors. The sum loses eight bits, so it should be one of a few products."""
-    if INTERPRETED:
-        return w.to(tl.float32) / RAISE + RAISED_ZERO
-    else:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bytes;
-            xor.b32 bytes, $4, 0x80808080;
-            prmt.b32 $0, bytes, 0x3F800000, 0x7604;
-            prmt.b32 $1, bytes, 0x3F800000, 0x7614;
-            prmt.b32 $2, bytes, 0x3F800000, 0x7624;
-            prmt.b32 $3, bytes, 0x3F800000, 0x7634;
-            }""",
-            "=f,=f,=f,=f,r",
-            [w],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=4,
-        )
+    return w.to(tl.float32) / RAISE + RAISED_ZERO if INTERPRETED else four_bytes(w, RAISED_FLOATS)
 
 
 @triton.jit
@@ -93,10 +149,8 @@ def four_numbers(words, w_ptr, kind: tl.constexpr):
             number_at(words, 16, of, kind),
             number_at(words, 24, of, kind),
         )
-    elif of == tl.int8:
-        return four_whole_numbers(words)
     else:
-        return four_floats(words)
+        return two_words(words, WHOLE_HALVES if of == tl.int8 else SMALL_FLOATS)
 
 
 @triton.jit
@@ -106,73 +160,3 @@ def number_at(words, bit: tl.constexpr, of: tl.constexpr, kind: tl.constexpr):
     if of != tl.int8:
         byte = byte.to(of, bitcast=True)
     return byte.to(tl.float32).to(kind)
-
-
-@triton.jit
-def four_whole_numbers(words):
-    """int8 in words as bf16, two words at a time: 128 and the lower seven bits, less 128 or, by the sign, 256."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 u, v, s, t, a, b, one;
-        mov.b32 one, 0x3F803F80;
-        prmt.b32 u, $4, $5, 0x5410;
-        prmt.b32 v, $4, $5, 0x7632;
-        shr.u32 s, u, 8;
-        shr.u32 t, v, 8;
-        lop3.b32 a, u, 0x007F007F, 0x43004300, 0xEA;
-        lop3.b32 b, u, 0x00800080, 0xC300C300, 0xEA;
-        fma.rn.bf16x2 $0, a, one, b;
-        lop3.b32 a, s, 0x007F007F, 0x43004300, 0xEA;
-        lop3.b32 b, s, 0x00800080, 0xC300C300, 0xEA;
-        fma.rn.bf16x2 $1, a, one, b;
-        lop3.b32 a, v, 0x007F007F, 0x43004300, 0xEA;
-        lop3.b32 b, v, 0x00800080, 0xC300C300, 0xEA;
-        fma.rn.bf16x2 $2, a, one, b;
-        lop3.b32 a, t, 0x007F007F, 0x43004300, 0xEA;
-        lop3.b32 b, t, 0x00800080, 0xC300C300, 0xEA;
-        fma.rn.bf16x2 $3, a, one, b;
-        }""",
-        "=r,=r,=r,=r,r,r",
-        [words],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )
-
-
-@triton.jit
-def four_floats(words):
-    """fp8 (e4m3) in words as bf16, two words at a time: the bits moved to their places are the number over 2^120, also
-    of subnormal ones. No weight is a NaN (quantise.py)."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 u, v, a, b, scale, zero;
-        mov.b32 scale, 0x7B807B80;
-        mov.b32 zero, 0x80008000;
-        prmt.b32 u, $4, $5, 0x5410;
-        prmt.b32 v, $4, $5, 0x7632;
-        shl.b32 a, u, 8;
-        and.b32 a, a, 0x80008000;
-        shl.b32 b, u, 4;
-        lop3.b32 a, b, 0x07F007F0, a, 0xEA;
-        fma.rn.bf16x2 $0, a, scale, zero;
-        and.b32 a, u, 0x80008000;
-        shr.u32 b, u, 4;
-        lop3.b32 a, b, 0x07F007F0, a, 0xEA;
-        fma.rn.bf16x2 $1, a, scale, zero;
-        shl.b32 a, v, 8;
-        and.b32 a, a, 0x80008000;
-        shl.b32 b, v, 4;
-        lop3.b32 a, b, 0x07F007F0, a, 0xEA;
-        fma.rn.bf16x2 $2, a, scale, zero;
-        and.b32 a, v, 0x80008000;
-        shr.u32 b, v, 4;
-        lop3.b32 a, b, 0x07F007F0, a, 0xEA;
-        fma.rn.bf16x2 $3, a, scale, zero;
-        }""",
-        "=r,=r,=r,=r,r,r",
-        [words],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )

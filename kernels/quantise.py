@@ -24,7 +24,7 @@ def quantise(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """
     quantised = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     scales = torch.empty(len(weight), device=weight.device)
-    count = max(1, NUMBERS // max(1, weight.shape[1]))
+    count = max(1, NUMBERS // weight.shape[1])
     for rows, out, scale in zip(weight.split(count), quantised.split(count), scales.split(count), strict=True):
         exact = rows.float()
         torch.div(exact.abs().amax(1), LARGEST[dtype], out=scale)

@@ -1,13 +1,11 @@
 """The assembly that makes numbers of weights of one byte, instruction by instruction on the CPU, for every byte."""
 
-import inspect
-import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 
 from pad_engine.kernels import byte_weights
 from pad_engine.kernels.quantise import QUANTISED
@@ -52,10 +50,9 @@ OPERATIONS: dict[str, Callable[..., int]] = {
 }
 
 
-def run(function: Any, *words: int) -> list[int]:
-    """The outputs of the assembly of a kernel's function, whose inputs come behind its four outputs."""
-    source = inspect.getsource(function.fn)
-    (body,) = re.findall(r'"""\{(.*?)\}"""', source, re.DOTALL)
+def run(assembly: tl.constexpr, *words: int) -> list[int]:
+    """The outputs of a piece of assembly, whose inputs come behind its four outputs."""
+    body = assembly.value.strip("{}")
     registers = {f"${4 + place}": word for place, word in enumerate(words)}
 
     def value(operand: str) -> int:
@@ -76,7 +73,7 @@ def words_of(values: list[int]) -> list[int]:
     return [int.from_bytes(raw[first : first + 4], "little") for first in range(0, len(raw), 4)]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("four_whole_numbers", "int8"), ("four_floats", "fp8")])
+@pytest.mark.parametrize(("name", "kind"), [("WHOLE_HALVES", "int8"), ("SMALL_FLOATS", "fp8")])
 def test_two_words_become_pairs_of_bf16(name: str, kind: str) -> None:
     for first in range(256):
         raw = [(first + 37 * place) % 256 for place in range(8)]
@@ -87,7 +84,7 @@ def test_two_words_become_pairs_of_bf16(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "meaning"), [("whole_floats", lambda w: w), ("raised", lambda w: 1 + (w + 128) / 32768)]
+    ("name", "meaning"), [("WHOLE_FLOATS", lambda w: w), ("RAISED_FLOATS", lambda w: 1 + (w + 128) / 32768)]
 )
 def test_a_word_becomes_four_fp32(name: str, meaning: Callable[[int], float]) -> None:
     for first in range(256):

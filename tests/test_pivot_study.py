@@ -120,7 +120,8 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     assert list(found["calibration"]) == ["settings", "families", "equal", "falls"]
     for questions, curves in (("test", found), ("calibration", found["calibration"])):
         line = f"On the {questions} questions, rate of harm at equal numbers"
-        assert (line in out) == bool(curves["equal"]) and found["equal"]
+        assert (line in out) == bool(curves["equal"])
+    assert found["equal"]
     assert found["labels"]["questions"] == 40 and found["labels"]["labels"] > found["labels"]["pivots"] > 0
     assert found["classifier"]["tap_layer"] in (0, 1)
     assert found["commands"]["calibrate-mixed-gap"].startswith("pad calibrate --task evaluating:Parity --model ")
@@ -221,6 +222,9 @@ def test_figures_come_from_the_answers(tmp_path: Path) -> None:
         {"overrides": 8, "harm": {"margin:form=gap": 0.25, "random": 0.5}},
         {"overrides": 16, "harm": {"margin:form=gap": 0.5, "random": 1.0}},
     ]
+    said, rows = summary.compared("calibration", found)
+    assert said.startswith("On the calibration questions, rate of harm at equal numbers of overrides, those of margin")
+    assert rows.endswith("| 8 | 0.2500 | 0.5000 |\n| 16 | 0.5000 | 1.0000 |")
     figure = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed: no plot was tested")
     axes = figure.Figure().subplots()
     found["certified"]["gap"] = {"rule": "margin:form=gap,m=0.1", "max_loss": 0.02}
