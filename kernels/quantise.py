@@ -11,8 +11,7 @@ from torch import Tensor
 QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 NAMES = {dtype: name for name, dtype in QUANTISED.items()}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-# of a matrix at a time: the fp32 copies stay small beside it, and so do the pieces that an allocator keeps of them
-NUMBERS = 2**22
+ROWS = 4096  # of a matrix at a time, so that the fp32 copies stay small beside it
 
 
 def quantise(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -24,8 +23,7 @@ def quantise(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """
     quantised = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     scales = torch.empty(len(weight), device=weight.device)
-    count = max(1, NUMBERS // weight.shape[1])
-    for rows, out, scale in zip(weight.split(count), quantised.split(count), scales.split(count), strict=True):
+    for rows, out, scale in zip(weight.split(ROWS), quantised.split(ROWS), scales.split(ROWS), strict=True):
         exact = rows.float()
         torch.div(exact.abs().amax(1), LARGEST[dtype], out=scale)
         scale.masked_fill_(scale < torch.finfo(torch.float32).tiny, 1.0)
