@@ -31,7 +31,7 @@ BENCHMARKS: dict[str, tuple[int, tuple[str, ...]]] = {
     "groups": (
         240,
         ("bench_generate.py", "--questions", TEXT, "--device", "cuda", "--dtype", "bfloat16", "--turns", "3",
-         "--drafters", "ngram", "ngram-device", "draft-model:depth=4"),
+         "--drafters", "ngram", "draft-model:depth=4"),
     ),
     "int8": (120, ("bench_step.py", "--shapes", "8b", "--nodes", "16", "--weights", "int8")),
     "fp8": (120, ("bench_step.py", "--shapes", "8b", "--nodes", "16", "--weights", "fp8")),

@@ -2,7 +2,7 @@
 
     python bench/bench_generate.py --questions spec_bench.jsonl --dtype float32
     python bench/bench_generate.py --questions spec_bench.jsonl --device cuda --dtype bfloat16 \\
-        --drafters ngram ngram-device draft-model:depth=4 --draft-model self:drop=7,13 --out h100
+        --drafters ngram draft-model:depth=4 --draft-model self:drop=7,13 --out h100
 
 Every pair is measured in turns in one run, decoding only, the prompt's own time left out (transformers: the time beyond
 a run of one token). Beside the Spec-Bench groups two that a drafter gains nothing from: random ids, and texts whose

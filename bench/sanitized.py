@@ -20,9 +20,8 @@ TOKENS, PROMPT, LENGTH = 10, 24, 512
 SELF = {"draft_model": "self:layers=0"}
 ROUNDS = {
     "plain": {"drafter": "none"},
-    "chain from the host": {"drafter": "ngram:min=1"},
     "tree from the host": {"drafter": "ngram:min=1", "trees": "best-first", "budget": 64},
-    "prompt lookup on the device": {"drafter": "ngram-device:min=1"},
+    "prompt lookup": {"drafter": "ngram:min=1"},
     "drafted chain": {"drafter": "draft-model:depth=4"} | SELF,
     "drafted tree": {"drafter": "draft-model:depth=4", "trees": "best-first"} | SELF,
     "margin": {"drafter": "draft-model:depth=4", "rule": "margin"} | SELF,

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--draft-model", default=DRAFT, help="layers of the model that draft")
     parser.add_argument("--target-shape", default="8b", choices=list(SHAPES))
     parser.add_argument("--draft-shape", default="1b", choices=list(SHAPES))
-    parser.add_argument("--drafters", nargs="+", default=["ngram", "ngram-device", "draft-model"])
+    parser.add_argument("--drafters", nargs="+", default=["ngram", "draft-model"])
     parser.add_argument("--depth", type=int, default=4, help="tokens that the draft model drafts in a row")
     parser.add_argument("--per-group", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)

@@ -3,11 +3,22 @@
 The library's flash attention does it. It takes no mask, so it needs the keys in the order of their positions.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pad_engine.kernels.tree_attention import tree_attention_ref
+
+# All but cuDNN's, which torch prefers on newer cards: it plans anew for every length of a prompt, and keeps the plans.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def library_attention(device: torch.device) -> AbstractContextManager[None]:
+    """Within it the library's attention is one of BACKENDS. To be entered once a pass: it takes ten microseconds."""
+    return sdpa_kernel(BACKENDS) if device.type == "cuda" else nullcontext()
 
 
 def prefill_attention_ref(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None = None) -> Tensor:

@@ -111,17 +111,29 @@ def attention_key(rows: int, heads: int, kv_heads: int, head_dim: int) -> str:
     return f"attention/{rows}/{heads}x{kv_heads}x{head_dim}"
 
 
-def attention_config(rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> AttentionConfig:
+def attention_config(
+    rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device, itemsize: int = 2
+) -> AttentionConfig:
     """Parameters of the attention of `rows` rows. The number of splits gives two programs a multiprocessor at long
-    contexts; how many of them have work at a short one follows from its length."""
+    contexts; how many of them have work at a short one follows from its length. itemsize: bytes of a key's number;
+    what was measured is of two."""
     if device.type == "cpu":
         return AttentionConfig(splits=4)
-    tuned = tuned_for(device, rows, lambda n: attention_key(n, heads, kv_heads, head_dim))
+    tuned = tuned_for(device, rows, lambda n: attention_key(n, heads, kv_heads, head_dim)) if itemsize == 2 else None
     if tuned:
         return AttentionConfig(**tuned)
     cores = torch.cuda.get_device_properties(device).multi_processor_count
     splits = min(64, max(4, next_power(2 * cores // kv_heads)))
-    return AttentionConfig(splits, chunk=128, block_s=32 if head_dim > 128 else 64)
+    return AttentionConfig(splits, 128, *attention_tiles(head_dim, itemsize))
+
+
+def attention_tiles(head_dim: int, itemsize: int) -> tuple[int, int, int]:
+    """Keys a step, warps, and queries a program, whose tiles a thread's registers hold: larger ones spill, and take the
+    compiler up to half a minute in fp32, whose products do not run on the tensor core."""
+    size = head_dim * itemsize * (1 if itemsize == 2 else 2)
+    if size <= 256:
+        return 64, 4, 64
+    return (32, 8, 32) if size <= 512 else (16, 8, 16)
 
 
 def release_key(rows: int, hidden_size: int) -> str:

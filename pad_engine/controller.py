@@ -14,8 +14,8 @@ from pad_engine.tree import DraftTree
 
 # A request takes at most 1 / FLOOR times the time of plain decoding, plus ALLOWANCE plain steps, as far as measured
 # costs foretell those of the next round.
-FLOOR = 0.985
-ALLOWANCE = 1.0
+FLOOR = 0.99
+ALLOWANCE = 0.6
 # Credit from rounds that won is kept for at most this many plain steps: a good start does not pay for a slow end.
 MAX_CREDIT = 8.0
 # What one round keeps of the counts before it: a window of about twenty rounds, after which old failures are forgotten
@@ -25,9 +25,11 @@ DECAY = 0.95
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.6, 1.0
 # Until a row count was measured, each row is taken to cost this share of a plain step.
 ROW_SHARE = 0.03
-BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+BUDGETS: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 # Where the draft is part of a captured round, each budget is a graph of its own, made at its first use.
-CAPTURED_BUDGETS = (1, 4, 8, 16, 32, 64)
+CAPTURED_BUDGETS: Sequence[int] = (1, 4, 8, 16, 32, 64)
+# Where it costs nothing to draft, as much as the rows that passes have there.
+PADDED_BUDGETS: Sequence[int] = (16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,12 @@ class Controller:
         self.lost = 0.0  # milliseconds spent beyond what plain decoding would have needed
         self.allowed = 0.0
 
-    def decide(self, evidence: int, remaining: int, pinned: bool = False) -> RoundPlan:
+    def decide(
+        self, evidence: int, remaining: int, pinned: bool = False, at_work: Sequence[RoundPlan] = ()
+    ) -> RoundPlan:
         """The next round's size. evidence: the drafter's class of its draft, negative when it has none. remaining: how
-        many tokens may still be emitted; the last of them is never drafted. pinned: always as much as is allowed."""
+        many tokens may still be emitted; the last of them is never drafted. pinned: always as much as is allowed.
+        at_work: rounds whose outcome is not known yet; what they may lose counts as lost."""
         depth = min(self.max_depth, remaining - 1, self.max_budget - 1)
         if evidence < 0 or depth < 1:
             return RoundPlan()
@@ -149,15 +154,20 @@ class Controller:
         if not self.verify_cost.samples.get(1):
             return RoundPlan()
         best, best_rate = RoundPlan(), 1.0
+        lost = self.lost + sum(self.cost(plan) - plain for plan in at_work if plan.depth)
         for budget in self.budgets:
-            drafted = min(budget - 1, depth)
-            lengths = self.acceptance.expected_lengths((evidence, self.branching * budget), drafted)
-            cost = (self.verify_cost(budget) + self.draft_cost(drafted)) / plain
-            rate = (1 + lengths[drafted]) / cost
+            plan = RoundPlan(budget, min(budget - 1, depth))
+            lengths = self.acceptance.expected_lengths((evidence, self.branching * budget), plan.depth)
+            cost = self.cost(plan)
+            rate = (1 + lengths[plan.depth]) * plain / cost
             # a round that is rejected whole must not pass the bound either
-            if rate > best_rate and self.lost + (cost - 1) * plain <= self.allowed + ALLOWANCE * plain:
-                best, best_rate = RoundPlan(budget, drafted), rate
+            if rate > best_rate and lost + cost - plain <= self.allowed + ALLOWANCE * plain:
+                best, best_rate = plan, rate
         return best
+
+    def cost(self, plan: RoundPlan) -> float:
+        """The expected milliseconds of a round."""
+        return self.verify_cost(plan.budget) + self.draft_cost(plan.depth)
 
     def observe(
         self,
@@ -168,17 +178,19 @@ class Controller:
         verify_ms: float,
         budget: int,
         typical: bool = True,
+        depth: int | None = None,
+        rows: int | None = None,
     ) -> None:
         """A finished round: its tree, how many tokens were accepted and emitted, what its parts cost, and the budget
         that it was planned with. typical: False where something was made during the round that later ones will
-        find."""
-        nodes, depth = len(tree), max(tree.depth)
+        find. depth, rows: of a draft that was not the host's and may have found less than it was made for."""
+        depth, rows = max(tree.depth) if depth is None else depth, len(tree) if rows is None else rows
         if depth:
             self.acceptance.add((tree.evidence, self.branching * budget), depth, accepted)
         self.acceptance.decay()
         if not typical:
             return
-        self.verify_cost.add(nodes, verify_ms)
+        self.verify_cost.add(rows, verify_ms)
         if depth:
             self.draft_cost.add(depth, draft_ms)
         plain = self.verify_cost(1)

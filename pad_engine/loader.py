@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pad_engine.config import parse_spec, refuse_rest, take_int
-from pad_engine.controller import BUDGETS, CAPTURED_BUDGETS, Controller
+from pad_engine.controller import BUDGETS, CAPTURED_BUDGETS, PADDED_BUDGETS, Controller
 from pad_engine.costs import CostFile
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.drafters.draft_model_device import DeviceDraftModel, unsupported_on_device
@@ -57,9 +57,9 @@ def make_engine(
 ) -> Engine:
     """Put a drafter, a rule and a controller around a loaded model. Several engines may share one.
 
-    drafter: "none", "ngram[:min=2,depth=15]", "ngram-device" with the same options (the search is part of the captured
-    round), "draft-model[:depth=8,vocab=N]" (vocab: only ids below N are proposed, or those that a file lists; see
-    draft_vocab.py), or an object; by default draft-model when a draft_model is given, else ngram.
+    drafter: "none", "ngram[:min=2,depth=15]", "draft-model[:depth=8,vocab=N]" (vocab: only ids below N are proposed, or
+    those that a file lists; see draft_vocab.py), or an object; by default draft-model when a draft_model is given, else
+    ngram.
     draft_model: a model like the target, or "self:drop=3,4" / "self:layers=0,1" for the target with layers left out.
     draft_weights: of a draft model of its own, as weights of load_model; the target's have no part in it.
     trees: "chain" or "best-first". budget: nodes of a tree at most, root included. fixed_budget: always draft the whole
@@ -68,6 +68,7 @@ def make_engine(
     if not 1 <= budget <= 64:
         raise RequestError(f"budget must be in [1, 64], got {budget}")
     depth, device = budget - 1, loaded.decoder.device
+    on_device = fused or (fused is None and device.type == "cuda")
     costs: CostFile | None = None
     quantised = pick_draft_weights(draft_weights, draft_model, loaded.decoder.quantised, device)
     if isinstance(drafter, str) or drafter is None:
@@ -76,12 +77,13 @@ def make_engine(
         if draft_model is not None and name != "draft-model":
             raise RequestError(f"draft_model is given, but drafter {name} uses none", 'choose drafter "draft-model"')
         draft = load_draft(draft_model, loaded, accept_terms, quantised) if name == "draft-model" else None
-        on_device = fused or (fused is None and device.type == "cuda")
         drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft, device, on_device)
         if device.type == "cuda":
             parts = [loaded.decoder, *([drafter.decoder] if isinstance(drafter, DraftModel) else [])]
             costs = CostFile(device, [spec, trees, str(budget), str(fused), str(strict), *map(signature, parts)])
     budgets = CAPTURED_BUDGETS if drafter.captured else BUDGETS
+    if isinstance(drafter, NGram) and on_device:
+        budgets = PADDED_BUDGETS
     controller = Controller(budget, depth, branching=trees != "chain", fixed=fixed_budget, budgets=budgets)
     return Engine(
         loaded.decoder,
@@ -203,16 +205,16 @@ def make_drafter(
     device: torch.device,
     on_device: bool = False,
 ) -> tuple[Drafter, int]:
-    """A drafter by its name and options, and how deep it may draft. on_device: a draft model's steps join the captured
-    round, if they can."""
+    """A drafter by its name and options, and how deep it may draft. on_device: the draft joins the captured round, if
+    it can."""
     name, options = check_drafter(spec, trees, budget)
     builder = make_builder(trees)
     if name == "none":
         return NoDrafter(), 0
     if name == "ngram":
+        if on_device and builder.branches == 1:
+            return DeviceNGram(builder, device, options["depth"], options["min"]), options["depth"]
         return NGram(builder, options["min"]), options["depth"]
-    if name == "ngram-device":
-        return DeviceNGram(device, options["depth"], options["min"]), options["depth"]
     assert draft is not None, "draft-model is made with a draft model"
     decoder, shared = draft
     shared = min(num_tokens, shared)
@@ -233,13 +235,13 @@ def check_drafter(spec: str, trees: str, budget: int) -> tuple[str, dict[str, An
     name, values = parse_spec(spec, "drafter")
     make_builder(trees)
     options: dict[str, Any] = {}
-    if name in ("ngram", "ngram-device"):
+    if name == "ngram":
         options["min"] = take_int(values, "min", 2, f"drafter {name}", high=8)
         options["depth"] = take_int(values, "depth", max(budget - 1, 1), f"drafter {name}")
     elif name == "draft-model":
         options["depth"] = take_int(values, "depth", 8, "drafter draft-model")
         options["vocab"] = take_vocab(values)
     elif name != "none":
-        raise RequestError(f"drafter must be none, ngram, ngram-device or draft-model, got {name!r}")
+        raise RequestError(f"drafter must be none, ngram or draft-model, got {name!r}")
     refuse_rest(values, f"drafter {name}", ", ".join(options) or "none")
     return name, options

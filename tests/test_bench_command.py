@@ -11,7 +11,7 @@ from pad_engine.costs import CostFile
 from pad_engine.drafters.none import NoDrafter
 from pad_engine.loader import load_engine
 from pad_engine.serving.bench import PROMPTS
-from pad_engine.serving.bench_rounds import Sums, drafting, possible, queued
+from pad_engine.serving.bench_rounds import Sums, drafting, queued
 from pad_engine.serving.cli import app
 from pad_engine.tree import DraftTree
 
@@ -76,13 +76,6 @@ def test_a_budget_sets_the_depth_unless_the_drafter_does(folder: Path) -> None:
                 assert (plan.depth, engine.controller.max_budget) == (depth, budget)
                 assert (engine.drafter is own[0]) == (budget > 1) and engine.costs is None
         assert (engine.drafter, engine.controller, engine.costs) == own
-
-
-def test_a_drafter_of_one_size_has_one_budget(folder: Path) -> None:
-    engine = load_engine(folder, device="cpu")
-    assert possible(engine, [1, 4, 16]) == [1, 4, 16]
-    vars(engine.drafter)["nodes"] = 16
-    assert possible(engine, [1, 4, 16]) == [1, 16]
 
 
 class Queue:

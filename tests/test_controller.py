@@ -222,3 +222,24 @@ def test_a_round_that_made_something_costs_nothing_to_later_ones() -> None:
         controller.acceptance.expected_lengths((0, 0), 3)[3]
         > Controller(4, 3).acceptance.expected_lengths((0, 0), 3)[3]
     )
+
+
+def test_drafts_at_work_are_lost_until_they_are_known() -> None:
+    """Two of them may be queued before the first has failed."""
+    controller = Controller(16, 15, budgets=())
+    controller.verify_cost.add(1, 10.0)
+    controller.verify_cost.add(16, 10.0 + 0.7 * ALLOWANCE * 10.0)
+    first = controller.decide(3, 100)
+    assert first == RoundPlan(16, 15)
+    assert controller.decide(3, 100, at_work=[RoundPlan()]) == first
+    assert controller.decide(3, 100, at_work=[first]) == RoundPlan()
+    assert controller.decide(3, 100, pinned=True, at_work=[first]) == first
+
+
+def test_what_a_draft_was_made_for_counts_where_it_found_less() -> None:
+    controller, root = Controller(16, 15), DraftTree.chain([1], evidence=2)
+    controller.observe(root, 0, 1, 0.0, 10.0, 1)
+    controller.observe(root, 0, 1, 0.0, 15.0, 16, depth=1, rows=16)
+    assert (controller.verify_cost(1), controller.verify_cost(16)) == (10.0, 15.0)
+    assert controller.lost == pytest.approx(5.0)
+    assert controller.acceptance.expected_lengths((2, 0), 1)[1] < 0.5

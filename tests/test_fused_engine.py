@@ -13,6 +13,8 @@ from launches import DEVICE, bits, dots_by_element, ints
 from tiny import Make, edit_config, make_tiny_model, some_ids
 
 from pad_engine import Engine, SamplingParams
+from pad_engine.captured import Played
+from pad_engine.drafters.ngram_device import Lookup
 from pad_engine.drafters.scripted import Scripted
 from pad_engine.errors import NonFiniteError, RequestError
 from pad_engine.loader import load_engine
@@ -85,6 +87,19 @@ def test_families_and_drafters(model: Callable[[str], Path], family: str) -> Non
         engine = engine_of(folder, drafter, **options)
         assert answer(engine, match if sampled else greedy) == expected[sampled], options
         assert engine.rounds is not None and engine.rounds.queued > 0, "no round was fused"
+
+
+@pytest.mark.parametrize("depth", [2, 15])
+def test_prompt_lookup_is_part_of_the_round(model: Callable[[str], Path], depth: int) -> None:
+    """The device finds what the host's index says is there, as deep as the drafter may go."""
+    folder, params = model("llama"), SamplingParams(8, ignore_eos=True)
+    engine, rounds = engine_of(folder, f"ngram:min=1,depth={depth}"), list[Played]()
+    out = engine.generate(PROMPT, params, on_round=rounds.append)
+    assert out.token_ids == answer(engine_of(folder, fused=False), params)[0]
+    assert engine.rounds is not None and {type(kind) for kind, _ in engine.rounds.replays} <= {Lookup, str}
+    drafts = [round for round in rounds if len(round.commit.tree) > 1]
+    assert drafts and max(len(round.commit.tree) for round in drafts) == 1 + min(depth, 8 - 1)
+    assert all(round.rows == 16 and round.commit.tree.evidence > 0 for round in drafts)
 
 
 def same(a: Output, b: Output) -> bool:

@@ -1,6 +1,7 @@
 """Weights of one byte: what quantising keeps and loses, and that engines on them are right about the same weights."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -275,6 +276,11 @@ def test_launch_parameters_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tuning.tile_config("qkv", rows, 96, 4096, cuda, half) == tuning.TileConfig(**tuned)
         assert tuning.attention_config(rows, 4, 2, 64, cuda) == tuning.AttentionConfig(**attention)
         assert tuning.release_mode(rows, 4096, cuda) == 2
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    fp32 = tuning.attention_config(64, 4, 2, 64, cuda, itemsize=4)
+    assert (fp32.splits, fp32.block_s, fp32.warps, fp32.block_m) == (64, 32, 8, 32), "what was measured is of two bytes"
+    wide = [tuning.attention_config(16, 4, 1, width, cuda) for width in (128, 256)]
+    assert [(config.block_s, config.block_m) for config in wide] == [(64, 64), (32, 32)]
     assert tuning.tile_config("qkv", 16, 96, 4096, cuda, half) == tuning.default_config("qkv", 16, 96, 4096)
     assert tuning.tile_config("qkv", 64, 96, 4096, cuda, torch.float32).block_k == 64, "they would not fit"
 

@@ -1,42 +1,61 @@
-"""Prompt lookup on the device: the search is a kernel of the captured round, and the host decides nothing.
+"""Prompt lookup with the search as part of the captured round, so that the device never waits for a draft.
 
-Every round drafts as deep as it may, match or not: a round without one costs what a round with one does. ngram.py,
-whose drafts the controller weighs, is the default; this one is for texts that repeat themselves and short steps.
+The host keeps ngram.py's index, whose matches tell the controller when a round should draft; what is drafted, the
+device finds in the ids that it holds, which are newer by the round at work.
 """
 
+from dataclasses import dataclass, field
+
 import torch
+from torch import Tensor
 
 from pad_engine.controller import RoundPlan
 from pad_engine.device_round import DeviceForest, DeviceRequests
-from pad_engine.drafters.none import NoDrafter
-from pad_engine.errors import RequestError
+from pad_engine.drafters.ngram import NGram
 from pad_engine.graphs import Rounds
 from pad_engine.kernels.ngram_lookup import ngram_lookup
+from pad_engine.trees.builder import TreeBuilder
 
 
-class DeviceNGram(NoDrafter):
-    """On the host it proposes nothing, and requests whose rounds the host decides are decoded plainly.
+@dataclass(frozen=True)
+class Lookup:
+    """The search for at most nodes - 1 tokens, as part of a round. most: that number, int32 `[1]` on the device."""
 
-    min_match: shortest match that is used, in tokens. depth: tokens drafted at most.
-    """
+    drafter: "DeviceNGram"
+    nodes: int
+    most: Tensor = field(compare=False)
 
-    def __init__(self, device: torch.device, depth: int, min_match: int = 2) -> None:
-        if device.type != "cuda":
-            raise RequestError("drafter ngram-device needs a GPU", "choose drafter ngram")
-        self.nodes, self.min_match = depth + 1, min_match
-        self.depth = torch.tensor([depth], dtype=torch.int32, device=device)
+    def queue_draft(self, requests: DeviceRequests, forest: DeviceForest, rows: int) -> None:
+        """Queue the search, which writes the round's chain."""
+        own = self.drafter
+        ngram_lookup(
+            requests.ids, requests.cache_len, requests.limit, self.most, requests.done, forest.token[:rows],
+            forest.parent[:rows], forest.depth[:rows], forest.mask_bits[:rows], forest.start, own.best, own.ticket,
+            own.min_match,
+        )  # fmt: skip
+
+
+class DeviceNGram(NGram):
+    """An NGram of chains, which drafts on the device where a request allows it, and on the host where it does not
+    (captured.serves). depth: tokens drafted at most."""
+
+    captured = True
+
+    def __init__(self, builder: TreeBuilder, device: torch.device, depth: int, min_match: int = 2) -> None:
+        super().__init__(builder, min_match)
+        self.device, self.depth = device, depth
+        self.lookups: dict[int, Lookup] = {}
         # the kernel's own: the best match so far, and how many of its programs have finished
         self.best = torch.zeros(1, dtype=torch.int64, device=device)
         self.ticket = torch.zeros(1, dtype=torch.int32, device=device)
 
     def queue(self, rounds: Rounds, plan: RoundPlan) -> tuple[int, int]:
-        """See CapturedDrafter; every round is the same."""
-        return rounds.queue(self, self.nodes), self.nodes - 1
-
-    def queue_draft(self, requests: DeviceRequests, forest: DeviceForest, rows: int) -> None:
-        """Queue the search, which writes the round's chain."""
-        ngram_lookup(
-            requests.ids, requests.cache_len, requests.limit, self.depth, requests.done, forest.token[:rows],
-            forest.parent[:rows], forest.depth[:rows], forest.mask_bits[:rows], forest.start, self.best, self.ticket,
-            self.min_match,
-        )  # fmt: skip
+        """See CapturedDrafter. The budget decides, of which there are few: what room an answer has left, the kernel
+        knows."""
+        depth = min(self.depth, plan.budget - 1)
+        if depth < 1:
+            return rounds.queue_plain(), 0
+        if depth not in self.lookups:
+            most = torch.tensor([depth], dtype=torch.int32, device=self.device)
+            self.lookups[depth] = Lookup(self, depth + 1, most)
+        return rounds.queue(self.lookups[depth], depth + 1), depth

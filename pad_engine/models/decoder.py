@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pad_engine.kernels.gated_act import gated_act
 from pad_engine.kernels.linear import Linear
-from pad_engine.kernels.prefill_attention import prefill_attention
+from pad_engine.kernels.prefill_attention import library_attention, prefill_attention
 from pad_engine.kernels.rms_norm import rms_norm
 from pad_engine.kernels.rope import rope
 from pad_engine.kernels.tree_attention import tree_attention_ref
@@ -163,12 +163,13 @@ class Decoder:
         """
         angles = {rope: table.rows(placement.positions, placement.prompt_lengths) for rope, table in self.ropes.items()}
         tapped: dict[int, Tensor] = {}
-        for position in range(first, last):
-            layer = self.layers[position]
-            hidden = hidden + self._attention(layer, position, hidden, placement, cache, angles)
-            hidden = hidden + self._mlp(layer, hidden)
-            if layer.index in taps:
-                tapped[layer.index] = hidden
+        with library_attention(self.device):
+            for position in range(first, last):
+                layer = self.layers[position]
+                hidden = hidden + self._attention(layer, position, hidden, placement, cache, angles)
+                hidden = hidden + self._mlp(layer, hidden)
+                if layer.index in taps:
+                    tapped[layer.index] = hidden
         return hidden, tapped
 
     def _attention(

@@ -47,7 +47,7 @@ class Sums:
         self.rounds += 1
         self.tokens += len(played.commit.tokens)
         self.drafted += len(played.commit.tree) - 1
-        self.nodes[len(played.commit.tree)] += 1
+        self.nodes[played.rows or len(played.commit.tree)] += 1
 
     def row(self, temperature: float, budget: int) -> dict[str, Any]:
         """Means of a round, and the host's share."""
@@ -96,12 +96,6 @@ def drafting(engine: "Engine", budget: int) -> Iterator[None]:
         engine.drafter, engine.controller, engine.costs = drafter, own, costs
 
 
-def possible(engine: "Engine", budgets: Sequence[int]) -> list[int]:
-    """Of these budgets those that the drafter can have: one on the device may know one number of nodes only."""
-    nodes: int | None = getattr(engine.drafter, "nodes", None)
-    return list(budgets) if nodes is None else [budget for budget in budgets if budget in (1, nodes)]
-
-
 def measure_rounds(
     engine: "Engine", prompts: Sequence[list[int]], budgets: Sequence[int], temperatures: Sequence[float], tokens: int
 ) -> list[dict[str, Any]]:
@@ -109,7 +103,7 @@ def measure_rounds(
     found = []
     for temperature in temperatures:
         plain: float | None = None
-        for budget in possible(engine, budgets):
+        for budget in budgets:
             with drafting(engine, budget):
                 row = requests(engine, prompts, temperature, tokens).row(temperature, budget)
             plain = row["tokens_per_second"] if budget == 1 else plain
