@@ -1,4 +1,4 @@
-"""A request's rounds on the device: queued ahead where the drafter runs there too, else one at a time.
+"""A request's rounds on the device: each is queued before the one before it is read, where its draft lets it.
 
 Next to read: graphs.py for what is queued, engine.py for what becomes of the commits.
 """
@@ -76,6 +76,54 @@ def draft(state: State, drafter: Drafter, controller: Controller, pinned: bool) 
     return drafter.propose(state), clock.lap()
 
 
+class Ahead:
+    """The rounds of a request that were queued and not read, at most two.
+
+    A plain round, and one whose draft the device makes, is queued before the one before it is read: of what is at work
+    the host then knows no more than that it emits a token. A draft of the host's own needs all tokens, and its round
+    waits for them.
+    """
+
+    def __init__(self, rounds: Rounds, state: State, drafter: Drafter, controller: Controller, pinned: bool) -> None:
+        self.rounds, self.state, self.drafter = rounds, state, drafter
+        self.controller, self.pinned = controller, pinned
+        self.unread: deque[AtWork] = deque()
+        self.atypical: set[int] = set()
+
+    def queue(self) -> None:
+        """Queue a round behind those at work, unless they end the answer or its draft has to wait for them."""
+        rounds, state, drafter, unread = self.rounds, self.state, self.drafter, self.unread
+        room = state.remaining - len(unread)
+        if room < 1:
+            return
+        clock, graphs, evidence = Stopwatch(), rounds.num_graphs, drafter.evidence(state)
+        plan = self.controller.decide(evidence, room, self.pinned, [round.plan for round in unread])
+        if drafter.captured:
+            index, depth = cast(CapturedDrafter, drafter).queue(rounds, plan)
+            unread.append(AtWork(index, plan, depth, evidence, 0.0))
+        elif plan.depth < 1:
+            unread.append(AtWork(rounds.queue_plain(), plan, 0, evidence, 0.0))
+        elif not unread:
+            state.plan = plan
+            tree = drafter.propose(state)
+            draft_ms = clock.lap()
+            index = rounds.queue_plain() if len(tree) == 1 else rounds.queue_tree([tree])
+            unread.append(AtWork(index, plan, tree, evidence, draft_ms))
+        if rounds.num_graphs > graphs:
+            self.atypical.update(round.index for round in unread)
+        if len(unread) == 1 and not plan.depth:
+            self.atypical.add(unread[0].index)  # the device waited for it, as it seldom does for a plain one
+
+    def settle(self, cache: KVCache, root: int) -> None:
+        """Where the answer ended on the host: account for what the rounds queued behind its last one wrote, so that the
+        next request can tell what is left of the cache. root: the last token that was read."""
+        for round in self.unread:
+            self.rounds.wait(round.index)
+            tokens, _, _, _ = self.rounds.reports.read(round.index, self.state.seq)
+            cache.advance(self.state.seq, [root, *tokens[:-1]] if tokens else [])
+            root = tokens[-1] if tokens else root
+
+
 def play(
     rounds: Rounds,
     cache: KVCache,
@@ -85,49 +133,18 @@ def play(
     pinned: bool,
     cancelled: Callable[[], bool],
 ) -> Iterator[Played]:
-    """The rounds of a request that `serves` said yes to, until it is finished or cancelled.
-
-    A plain round, and one whose draft the device makes, is queued before the one before it is read: of what is at work
-    the host then knows no more than that it emits a token. A draft of the host's own needs all tokens, and its round
-    waits for them.
-    """
+    """The rounds of a request that `serves` said yes to, until it is finished or cancelled."""
     temperature = 0.0 if state.params.greedy else state.params.temperature
     limit = len(state.ids) + state.remaining
     rounds.begin(state.seq, state.ids, limit, sorted(state.end_ids), state.seed, temperature)
+    ahead = Ahead(rounds, state, drafter, controller, pinned)
     clock, root, ended = Stopwatch(), state.root, False
-    unread: deque[AtWork] = deque()
-    atypical: set[int] = set()
-
-    def queue() -> None:
-        room = state.remaining - len(unread)
-        if room < 1:
-            return
-        own, graphs = Stopwatch(), rounds.num_graphs
-        evidence = drafter.evidence(state)
-        plan = controller.decide(evidence, room, pinned, [round.plan for round in unread])
-        if drafter.captured:
-            index, drafted = cast(CapturedDrafter, drafter).queue(rounds, plan)
-            unread.append(AtWork(index, plan, drafted, evidence, 0.0))
-        elif plan.depth < 1:
-            unread.append(AtWork(rounds.queue_plain(), plan, 0, evidence, 0.0))
-        elif not unread:
-            state.plan = plan
-            tree = drafter.propose(state)
-            draft_ms = own.lap()
-            index = rounds.queue_plain() if len(tree) == 1 else rounds.queue_tree([tree])
-            unread.append(AtWork(index, plan, tree, evidence, draft_ms))
-        if rounds.num_graphs > graphs:
-            atypical.update(round.index for round in unread)
-        if len(unread) == 1 and not plan.depth:
-            atypical.add(unread[0].index)  # the device waited for it, as it seldom does for a plain one
-
     try:
         while state.finish_reason is None and not cancelled():
-            for _ in range(2 - len(unread)):
-                queue()
-            rounds.wait(unread[0].index)
-            done = unread.popleft()
-            room = state.remaining - 1
+            for _ in range(2 - len(ahead.unread)):
+                ahead.queue()
+            rounds.wait(ahead.unread[0].index)
+            done, room = ahead.unread.popleft(), state.remaining - 1
             commit = read_commit(rounds, cache, state, done)
             root, ended = commit.tokens[-1], state.finish_reason is not None
             depth = rows = None
@@ -135,17 +152,11 @@ def play(
                 # a draft that found nothing has failed at its first token
                 depth = max(*commit.tree.depth, min(done.drafted, room, 1))
                 rows = done.plan.budget if done.drafted else 1
-            typical = done.index not in atypical
-            verify_ms = clock.lap() - done.draft_ms
+            verify_ms, typical = clock.lap() - done.draft_ms, done.index not in ahead.atypical
             yield Played(commit, None, done.draft_ms, verify_ms, done.plan.budget, typical, depth, rows)
     finally:
-        # where the answer ended on the host, what rounds queued behind it wrote is accounted for, so that the next
-        # request can tell what is left of the cache
-        for round in () if ended else unread:
-            rounds.wait(round.index)
-            tokens, _, _, _ = rounds.reports.read(round.index, state.seq)
-            cache.advance(state.seq, [root, *tokens[:-1]] if tokens else [])
-            root = tokens[-1] if tokens else root
+        if not ended:
+            ahead.settle(cache, root)
 
 
 def read_commit(rounds: Rounds, cache: KVCache, state: State, done: AtWork) -> Commit:

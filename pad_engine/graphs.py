@@ -30,6 +30,9 @@ from pad_engine.tree import DraftTree
 
 POLLS_A_CHECK = 100_000  # polls of the counter between two looks at whether the device has failed
 PLAIN, TREE, LOGITS, READ = "plain", "tree", "logits", "read"
+# Microseconds that a layer takes to be launched by the library (450 to 720 were seen, bench/results/*/prefill.json) and
+# in a captured pass of 64 rows, but for reading its weights at so many bytes a microsecond.
+LAUNCHES_US, LAYER_US, READ_BYTES_A_US = 350.0, 20.0, 3e6
 
 
 class DeviceDraft(Protocol):
@@ -67,6 +70,7 @@ class Rounds:
         self.device, self.cache, self.strict = device, cache, strict
         self.max_rows = row_pad(max_budget)
         self.fused = FusedPass(decoder, cache, num_tokens=num_tokens, strict=strict)
+        self.most_read = most_read(self.fused.layer_bytes, decoder.dtype)
         self.judge: DeviceJudge | None = None
         if override is not None:
             hidden, dtype = decoder.config.hidden_size, decoder.dtype
@@ -120,10 +124,12 @@ class Rounds:
         self.replay(LOGITS, rows)
         return self.logits[:nodes]
 
-    def can_read(self, seq: int, rows: int) -> bool:
-        """Whether `read` can take the next so many rows of a sequence: they fit a pass, and no ring wraps."""
-        fits = rows + len(self.cache.lengths) - 1 <= MAX_ROWS
-        return fits and all(self.cache.in_order(window, seq, rows) for window in self.cache.buffers)
+    def read_rows(self, seq: int, left: int) -> int:
+        """How many of a sequence's next `left` tokens `read` takes at once: none where the library is quicker with all
+        of them, or a ring wraps."""
+        rows = min(left, MAX_ROWS + 1 - len(self.cache.lengths))
+        in_order = all(self.cache.in_order(window, seq, rows) for window in self.cache.buffers)
+        return rows if left <= self.most_read and in_order else 0
 
     def read(self, seq: int, tokens: Sequence[int]) -> None:
         """Read tokens into a sequence's prefix, and count them there."""
@@ -226,6 +232,14 @@ class Rounds:
     def num_graphs(self) -> int:
         """How many rounds were captured, or are launched one by one."""
         return len(self.replays)
+
+
+def most_read(layer_bytes: int, dtype: torch.dtype) -> int:
+    """Tokens of a prompt that captured passes read sooner than one pass of the library, whose launches are what takes
+    time. Nothing of it is measured, so that a prompt is always read in the same way. In fp32, whose products do not run
+    on the tensor core, it is one pass."""
+    passes = int(LAUNCHES_US / (LAYER_US + layer_bytes / READ_BYTES_A_US)) if dtype.itemsize == 2 else 1
+    return MAX_ROWS * max(1, passes)
 
 
 def reports(kind: str | DeviceDraft) -> bool:

@@ -31,17 +31,18 @@ def prefill(
 ) -> Tensor:
     """Read the tokens of a sequence into its committed prefix, `chunk` rows a pass at most, until it is told to stop.
 
-    rounds: the captured passes of the target and cache, which take the last rows if they are few: a short prompt costs
-    hardly more than a step. Returns the last token's hidden state `[1, hidden_size]`, `[0]` when nothing was read or
+    rounds: the captured passes of the target and cache, which take the last rows if they are not many: a short prompt
+    costs a few steps. Returns the last token's hidden state `[1, hidden_size]`, `[0]` when nothing was read or
     the captured pass read it.
     """
     hidden, start = torch.empty(0), 0
     while start < len(tokens) and not (cancelled is not None and cancelled.is_set()):
-        part = tokens[start : start + cache.rows_at_once(seq, min(chunk, len(tokens) - start))]
-        if rounds is not None and rounds.can_read(seq, len(part)):
-            rounds.read(seq, part)
-            hidden, start = torch.empty(0), start + len(part)
+        left = len(tokens) - start
+        if rounds is not None and (rows := rounds.read_rows(seq, left)):
+            rounds.read(seq, tokens[start : start + rows])
+            hidden, start = torch.empty(0), start + rows
             continue
+        part = tokens[start : start + cache.rows_at_once(seq, min(chunk, left))]
         placement = cache.place([RowGroup(seq, part, range(len(part)), direct=True)])
         hidden, _ = target.forward(placement, cache)
         cache.commit_direct(seq, part)

@@ -17,6 +17,7 @@ from pad_engine.captured import Played
 from pad_engine.drafters.ngram_device import Lookup
 from pad_engine.drafters.scripted import Scripted
 from pad_engine.errors import NonFiniteError, RequestError
+from pad_engine.graphs import most_read
 from pad_engine.loader import load_engine
 from pad_engine.output import Output
 from pad_engine.tree import DraftTree
@@ -100,6 +101,35 @@ def test_prompt_lookup_is_part_of_the_round(model: Callable[[str], Path], depth:
     drafts = [round for round in rounds if len(round.commit.tree) > 1]
     assert drafts and max(len(round.commit.tree) for round in drafts) == 1 + min(depth, 8 - 1)
     assert all(round.rows == 16 and round.commit.tree.evidence > 0 for round in drafts)
+
+
+@pytest.mark.parametrize(("family", "most", "passes"), [("llama", 200, 3), ("llama", 64, 0), ("gemma3_text", 200, 0)])
+def test_a_prompt_is_read_by_captured_passes(
+    model: Callable[[str], Path], family: str, most: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By several, as long as no ring wraps; what the library is quicker with, it reads."""
+    folder, params, prompt = model(family), SamplingParams(3, ignore_eos=True), some_ids(150)
+    engine, lengths = engine_of(folder, max_length=160), []
+    rounds = engine.rounds
+    assert rounds is not None
+    read = rounds.read
+
+    def counted(seq: int, tokens: list[int]) -> None:
+        lengths.append(len(tokens))
+        read(seq, tokens)
+
+    monkeypatch.setattr(rounds, "read", counted)
+    monkeypatch.setattr(rounds, "most_read", most)
+    expected = answer(engine_of(folder, fused=False, max_length=160), params, prompt)
+    assert answer(engine, params, prompt) == expected
+    assert lengths == [64, 64, 21][:passes]
+
+
+def test_how_much_captured_passes_read() -> None:
+    half, shapes = torch.bfloat16, {"135m": (960 * 576 + 576 * 576 + 3 * 576 * 1536), "8b": 218_103_808}
+    found = {name: most_read(2 * weights, half) for name, weights in shapes.items()}
+    assert found == {"135m": 960, "8b": 128}
+    assert most_read(2 * shapes["8b"], torch.float32) == most_read(10**10, half) == 64
 
 
 def same(a: Output, b: Output) -> bool:

@@ -166,8 +166,8 @@ def test_what_a_captured_pass_reads_has_no_hidden_state(make_model: Make) -> Non
     cache = decoder.new_cache(capacity=20, scratch=8)
 
     class Captured:
-        def can_read(self, seq: int, rows: int) -> bool:
-            return rows <= 4
+        def read_rows(self, seq: int, left: int) -> int:
+            return left if left <= 4 else 0
 
         def read(self, seq: int, tokens: list[int]) -> None:
             cache.advance(seq, tokens)

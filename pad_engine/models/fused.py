@@ -66,6 +66,8 @@ class FusedPass:
             "down": (width, config.intermediate_size),
             "lm_head": (config.vocab_size, width),  # what was measured of the whole serves a part of it
         }
+        layer = sum(m * k for op, (m, k) in self.shapes.items() if op != "lm_head")
+        self.layer_bytes = layer * (decoder.quantised or decoder.dtype).itemsize
         self.tiles = {(op, rows): self.tile(op, rows) for op in self.shapes for rows in ROW_PADS}
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
         self.attention = {rows: attention_config(rows, *heads, device, decoder.dtype.itemsize) for rows in ROW_PADS}
