@@ -80,7 +80,8 @@ def make_engine(
         drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft, device, on_device)
         if device.type == "cuda":
             parts = [loaded.decoder, *([drafter.decoder] if isinstance(drafter, DraftModel) else [])]
-            costs = CostFile(device, [spec, trees, str(budget), str(fused), str(strict), *map(signature, parts)])
+            options = [spec, type(drafter).__name__, trees, str(budget), str(fused), str(strict)]
+            costs = CostFile(device, [*options, *map(signature, parts)])
     budgets = CAPTURED_BUDGETS if drafter.captured else BUDGETS
     if isinstance(drafter, NGram) and on_device:
         budgets = PADDED_BUDGETS
