@@ -29,8 +29,9 @@ from pad_engine.tree import DraftTree
 class Played:
     """One round: what it committed, the raw logits fp32 `[N, V]` of its tree where they were kept, and what it cost.
     A draft on the device is part of its round. budget: what was planned for it. typical: False where a graph was made
-    meanwhile, or the device waited for a plain round. depth, rows: as planned, of a draft on the device, whose tree
-    shows only what was found."""
+    meanwhile, and for a request's first round. waited: the device had nothing to do before this plain round, as the
+    host had drafted the one before it. depth, rows: as planned, of a draft on the device, whose tree shows only what
+    was found."""
 
     commit: Commit
     logits: Tensor | None
@@ -38,6 +39,7 @@ class Played:
     verify_ms: float
     budget: int
     typical: bool = True
+    waited: bool = False
     depth: int | None = None
     rows: int | None = None
 
@@ -45,13 +47,14 @@ class Played:
 @dataclass(frozen=True)
 class AtWork:
     """A round that was queued and not read. drafted: its tree, or the depth of one that the device makes. evidence: the
-    drafter's class when it was planned."""
+    drafter's class when it was planned. waited: as of Played, for any round that was queued behind none."""
 
     index: int
     plan: RoundPlan
     drafted: DraftTree | int
     evidence: int
-    draft_ms: float
+    waited: bool
+    draft_ms: float = 0.0
 
 
 def serves(rounds: Rounds, state: State, rule: AcceptanceRule, drafter: Drafter) -> bool:
@@ -98,21 +101,20 @@ class Ahead:
             return
         clock, graphs, evidence = Stopwatch(), rounds.num_graphs, drafter.evidence(state)
         plan = self.controller.decide(evidence, room, self.pinned, [round.plan for round in unread])
+        waited = not unread
         if drafter.captured:
             index, depth = cast(CapturedDrafter, drafter).queue(rounds, plan)
-            unread.append(AtWork(index, plan, depth, evidence, 0.0))
+            unread.append(AtWork(index, plan, depth, evidence, waited))
         elif plan.depth < 1:
-            unread.append(AtWork(rounds.queue_plain(), plan, 0, evidence, 0.0))
+            unread.append(AtWork(rounds.queue_plain(), plan, 0, evidence, waited))
         elif not unread:
             state.plan = plan
             tree = drafter.propose(state)
             draft_ms = clock.lap()
             index = rounds.queue_plain() if len(tree) == 1 else rounds.queue_tree([tree])
-            unread.append(AtWork(index, plan, tree, evidence, draft_ms))
+            unread.append(AtWork(index, plan, tree, evidence, waited, draft_ms))
         if rounds.num_graphs > graphs:
             self.atypical.update(round.index for round in unread)
-        if len(unread) == 1 and not plan.depth:
-            self.atypical.add(unread[0].index)  # the device waited for it, as it seldom does for a plain one
 
     def settle(self, cache: KVCache, root: int) -> None:
         """Where the answer ended on the host: account for what the rounds queued behind its last one wrote, so that the
@@ -152,8 +154,11 @@ def play(
                 # a draft that found nothing has failed at its first token
                 depth = max(*commit.tree.depth, min(done.drafted, room, 1))
                 rows = done.plan.budget if done.drafted else 1
-            verify_ms, typical = clock.lap() - done.draft_ms, done.index not in ahead.atypical
-            yield Played(commit, None, done.draft_ms, verify_ms, done.plan.budget, typical, depth, rows)
+            plain = len(commit.tree) == 1 and not depth
+            first, waited = plain and state.round == 1, plain and done.waited
+            typical = done.index not in ahead.atypical and not first
+            verify_ms = clock.lap() - done.draft_ms
+            yield Played(commit, None, done.draft_ms, verify_ms, done.plan.budget, typical, waited, depth, rows)
     finally:
         if not ended:
             ahead.settle(cache, root)

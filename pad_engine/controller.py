@@ -12,10 +12,11 @@ from statistics import median
 
 from pad_engine.tree import DraftTree
 
-# A request takes at most 1 / FLOOR times the time of plain decoding, plus ALLOWANCE plain steps, as far as measured
-# costs foretell those of the next round.
+# A request takes at most 1 / FLOOR times the time of plain decoding, plus an allowance, as far as measured costs
+# foretell those of the next round: what the smallest draft may lose, but no less and no more than so many plain steps.
+# One of 64 tokens is thus never slower by more than 2 % if a draft costs up to 0.6 steps more than none.
 FLOOR = 0.99
-ALLOWANCE = 0.6
+LEAST_ALLOWANCE, MOST_ALLOWANCE = 0.6, 1.0
 # Credit from rounds that won is kept for at most this many plain steps: a good start does not pay for a slow end.
 MAX_CREDIT = 8.0
 # What one round keeps of the counts before it: a window of about twenty rounds, after which old failures are forgotten
@@ -153,15 +154,16 @@ class Controller:
         # the yardstick comes first: a plain step must have been measured
         if not self.verify_cost.samples.get(1):
             return RoundPlan()
-        best, best_rate = RoundPlan(), 1.0
+        plans = [RoundPlan(budget, min(budget - 1, depth)) for budget in self.budgets]
+        extra = [self.cost(plan) - plain for plan in plans]
+        allowance = min(max(min(extra), LEAST_ALLOWANCE * plain), MOST_ALLOWANCE * plain)
         lost = self.lost + sum(self.cost(plan) - plain for plan in at_work if plan.depth)
-        for budget in self.budgets:
-            plan = RoundPlan(budget, min(budget - 1, depth))
-            lengths = self.acceptance.expected_lengths((evidence, self.branching * budget), plan.depth)
-            cost = self.cost(plan)
-            rate = (1 + lengths[plan.depth]) * plain / cost
+        best, best_rate = RoundPlan(), 1.0
+        for plan, more in zip(plans, extra, strict=True):
+            lengths = self.acceptance.expected_lengths((evidence, self.branching * plan.budget), plan.depth)
+            rate = (1 + lengths[plan.depth]) * plain / (plain + more)
             # a round that is rejected whole must not pass the bound either
-            if rate > best_rate and lost + cost - plain <= self.allowed + ALLOWANCE * plain:
+            if rate > best_rate and lost + more <= self.allowed + allowance:
                 best, best_rate = plan, rate
         return best
 
@@ -178,23 +180,26 @@ class Controller:
         verify_ms: float,
         budget: int,
         typical: bool = True,
+        waited: bool = False,
         depth: int | None = None,
         rows: int | None = None,
     ) -> None:
         """A finished round: its tree, how many tokens were accepted and emitted, what its parts cost, and the budget
         that it was planned with. typical: False where something was made during the round that later ones will
-        find. depth, rows: of a draft that was not the host's and may have found less than it was made for."""
+        find. waited: a plain round that took longer for the draft before it. depth, rows: of a draft that was not the
+        host's and may have found less than it was made for."""
         depth, rows = max(tree.depth) if depth is None else depth, len(tree) if rows is None else rows
         if depth:
             self.acceptance.add((tree.evidence, self.branching * budget), depth, accepted)
         self.acceptance.decay()
         if not typical:
             return
-        self.verify_cost.add(rows, verify_ms)
+        if not waited:
+            self.verify_cost.add(rows, verify_ms)
         if depth:
             self.draft_cost.add(depth, draft_ms)
         plain = self.verify_cost(1)
         self.allowed += emitted * plain * (1 / FLOOR - 1)
-        if depth:
-            # a round that was meant to be plain differs from plain decoding by noise only, which is nobody's loss
+        if depth or waited:
+            # any other plain round differs from plain decoding by noise only, which is nobody's loss
             self.lost = max(self.lost + draft_ms + verify_ms - emitted * plain, self.allowed - MAX_CREDIT * plain)

@@ -250,7 +250,7 @@ class Engine:
             piece, count = text.push(commit.tokens)
             if count is not None:
                 commit = state.cut(commit, count)
-            costs = round.draft_ms, round.verify_ms, round.budget, round.typical, round.depth, round.rows
+            costs = round.draft_ms, round.verify_ms, round.budget, round.typical, round.waited, round.depth, round.rows
             controller.observe(commit.tree, commit.accepted, len(commit.tokens), *costs)
             drafter.observe(commit)
             if on_round is not None:

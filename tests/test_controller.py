@@ -9,7 +9,16 @@ import pytest
 from tiny import Make, some_ids, tiny_engine
 
 from pad_engine import SamplingParams
-from pad_engine.controller import ALLOWANCE, FLOOR, MAX_CREDIT, Acceptance, Controller, CostTable, RoundPlan
+from pad_engine.controller import (
+    FLOOR,
+    LEAST_ALLOWANCE,
+    MAX_CREDIT,
+    MOST_ALLOWANCE,
+    Acceptance,
+    Controller,
+    CostTable,
+    RoundPlan,
+)
 from pad_engine.tree import DraftTree
 
 
@@ -107,7 +116,7 @@ def test_drafts_that_are_always_wrong_lose_no_more_than_stated(row: float, draft
     controller = Controller(16, 15)
     time, tokens, plans = simulate(controller, 500, lambda step: 0, row=row, draft=draft)
     plain = 10 * tokens
-    assert time <= plain / FLOOR + ALLOWANCE * 10 + 1e-6
+    assert time <= plain / FLOOR + MOST_ALLOWANCE * 10 + 1e-6
     if row + draft > 0.1:
         assert sum(plan.depth > 0 for plan in plans) < 100
 
@@ -122,7 +131,7 @@ def test_a_good_start_does_not_pay_for_a_slow_end(row: float, draft: float) -> N
     begin, controller.begin = controller.begin, lambda: None  # type: ignore[method-assign]
     time, tokens, _ = simulate(controller, 500, lambda step: 0, row=row, draft=draft)
     controller.begin = begin  # type: ignore[method-assign]
-    assert time <= 10 * tokens / FLOOR + 10 * (ALLOWANCE + MAX_CREDIT) + 1e-6
+    assert time <= 10 * tokens / FLOOR + 10 * (MOST_ALLOWANCE + MAX_CREDIT) + 1e-6
 
 
 @pytest.mark.parametrize("max_budget", [2, 7, 8, 16, 20])
@@ -228,7 +237,7 @@ def test_drafts_at_work_are_lost_until_they_are_known() -> None:
     """Two of them may be queued before the first has failed."""
     controller = Controller(16, 15, budgets=())
     controller.verify_cost.add(1, 10.0)
-    controller.verify_cost.add(16, 10.0 + 0.7 * ALLOWANCE * 10.0)
+    controller.verify_cost.add(16, 10.0 + 0.7 * LEAST_ALLOWANCE * 10.0)
     first = controller.decide(3, 100)
     assert first == RoundPlan(16, 15)
     assert controller.decide(3, 100, at_work=[RoundPlan()]) == first
@@ -243,3 +252,28 @@ def test_what_a_draft_was_made_for_counts_where_it_found_less() -> None:
     assert (controller.verify_cost(1), controller.verify_cost(16)) == (10.0, 15.0)
     assert controller.lost == pytest.approx(5.0)
     assert controller.acceptance.expected_lengths((2, 0), 1)[1] < 0.5
+
+
+@pytest.mark.parametrize(("extra", "drafts"), [(0.5, 1), (0.8, 1), (1.2, 0)])
+def test_one_draft_of_the_smallest_kind_is_allowed(extra: float, drafts: int) -> None:
+    """If it costs less than a plain step besides; a request that is too short to make up for more tries none."""
+    controller = Controller(4, 3, budgets=())
+    controller.verify_cost.add(1, 10.0)
+    controller.verify_cost.add(4, 10.0 * (1 + extra))
+    controller.begin()
+    plans = []
+    for _ in range(15):
+        plans.append(controller.decide(0, 100))
+        tree = DraftTree.chain([0] * (plans[-1].depth + 1))
+        controller.observe(tree, 0, 1, 0.0, controller.cost(plans[-1]), plans[-1].budget)
+    assert sum(plan.depth > 0 for plan in plans) == drafts
+
+
+def test_what_a_plain_round_waited_for_is_lost_by_the_draft_before_it() -> None:
+    controller, plain = Controller(16, 15), DraftTree.chain([1])
+    controller.observe(plain, 0, 1, 0.0, 10.0, 1)
+    controller.observe(plain, 0, 1, 0.0, 13.0, 1)
+    assert controller.lost == 0.0
+    before = list(controller.verify_cost.samples[1])
+    controller.observe(plain, 0, 1, 0.0, 14.5, 1, waited=True)
+    assert controller.lost == pytest.approx(3.0) and list(controller.verify_cost.samples[1]) == before

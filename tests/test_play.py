@@ -107,7 +107,7 @@ def played(
     stand_ins: Any = (device, Uncounted())
     for round in play(*stand_ins, state, drafter, controller, False, lambda: False):
         commit = round.commit
-        costs = round.draft_ms, round.verify_ms, round.budget, round.typical, round.depth, round.rows
+        costs = round.draft_ms, round.verify_ms, round.budget, round.typical, round.waited, round.depth, round.rows
         controller.observe(commit.tree, commit.accepted, len(commit.tokens), *costs)
         drafter.observe(commit)
         yield round
