@@ -22,7 +22,7 @@ from pad_engine.rules.greedy import judge_pick
 from pad_engine.rules.rule import AcceptanceRule
 from pad_engine.state import Commit, Overridden, State
 from pad_engine.transforms import changes_logits
-from pad_engine.tree import DraftTree
+from pad_engine.tree import UNKNOWN, DraftTree
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ def read_commit(rounds: Rounds, cache: KVCache, state: State, done: AtWork) -> C
 
 def stand_in(root: int, accepted: list[int], rows: int, depth: int, evidence: int) -> DraftTree:
     """For a tree that the device made, of which only the rows that were kept are known: so many rows, as deep as was
-    drafted, and the others beside them. What is not known is the root's token."""
-    tokens = [root, *accepted, *[root] * (rows - 1 - len(accepted))]
+    drafted, and the others beside them. What is not known is UNKNOWN."""
+    tokens = [root, *accepted, *[UNKNOWN] * (rows - 1 - len(accepted))]
     deep = max(len(accepted), min(depth, rows - 1))
     return DraftTree(tokens, [*range(-1, deep), *[0] * (rows - 1 - deep)], evidence)
 

@@ -12,6 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+UNKNOWN = -1  # in place of a token that was drafted and rejected on a GPU, which does not report it
+
 
 @dataclass(frozen=True)
 class DraftTree:

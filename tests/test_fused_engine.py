@@ -20,7 +20,7 @@ from pad_engine.errors import NonFiniteError, RequestError
 from pad_engine.graphs import most_read
 from pad_engine.loader import load_engine
 from pad_engine.output import Output
-from pad_engine.tree import DraftTree
+from pad_engine.tree import UNKNOWN, DraftTree
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -101,6 +101,9 @@ def test_prompt_lookup_is_part_of_the_round(model: Callable[[str], Path], depth:
     drafts = [round for round in rounds if len(round.commit.tree) > 1]
     assert drafts and max(len(round.commit.tree) for round in drafts) == 1 + min(depth, 8 - 1)
     assert all(round.rows == 16 and round.commit.tree.evidence > 0 for round in drafts)
+    for commit in (round.commit for round in drafts):  # what was rejected stayed on the device
+        assert commit.tree.tokens[1 : 1 + commit.accepted] == commit.tokens[: commit.accepted]
+        assert set(commit.tree.tokens[1 + commit.accepted :]) <= {UNKNOWN}
 
 
 @pytest.mark.parametrize(("family", "most", "passes"), [("llama", 200, 3), ("llama", 64, 0), ("gemma3_text", 200, 0)])

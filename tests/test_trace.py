@@ -13,7 +13,7 @@ from pad_engine import SamplingParams
 from pad_engine.captured import Played
 from pad_engine.serving.rounds import emitted_nodes, round_object, token_texts
 from pad_engine.state import Commit, Overridden
-from pad_engine.tree import DraftTree
+from pad_engine.tree import UNKNOWN, DraftTree
 
 # whatever is drafted stays, and looking it up costs nothing, so that the controller always drafts
 RULE = ("--rule", "typical:eps=0", "--drafter", "ngram:min=1")
@@ -112,6 +112,11 @@ def test_the_node_of_a_last_drafted_token() -> None:
         assert not overridden or (last["margin"], last["entropy"]) == (None, 0.5)
     assert emitted_nodes(Commit(tree, [0, 1, 2], [6, 7, 9], 2)) == [1, 2, None]
     assert emitted_nodes(Commit(tree, [0], [9], 0)) == [None]
+
+
+def test_a_token_that_stayed_on_the_device_is_null() -> None:
+    commit = Commit(DraftTree.chain([5, 6, UNKNOWN]), [0, 1], [6, 9], 1)
+    assert round_object(Played(commit, None, 0.0, 1.0, 1), ["a", "b"])["tree"]["tokens"] == [5, 6, None]
 
 
 def test_bad_places_are_refused_before_a_model_is_looked_for(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ def emitted_nodes(commit: "Commit") -> list[int | None]:
 
 
 def round_object(played: "Played", texts: Sequence[str]) -> dict[str, Any]:
-    """One round. texts: of its emitted tokens."""
+    """One round. texts: of its emitted tokens. A token of the tree is None where it was rejected on a GPU."""
+    from pad_engine.tree import UNKNOWN
+
     commit = played.commit
     overridden = {one.node: one for one in commit.overridden}
     emitted = []
@@ -59,8 +61,9 @@ def round_object(played: "Played", texts: Sequence[str]) -> dict[str, Any]:
             # JSON has no infinities
             fields |= {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         emitted.append(fields)
+    known = [None if token == UNKNOWN else token for token in commit.tree.tokens]
     return {
-        "tree": {"tokens": commit.tree.tokens, "parents": commit.tree.parents},
+        "tree": {"tokens": known, "parents": commit.tree.parents},
         "path": commit.path,
         "emitted": emitted,
         "draft_ms": played.draft_ms,
