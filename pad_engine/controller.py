@@ -14,16 +14,18 @@ from pad_engine.tree import DraftTree
 
 # A request takes at most 1 / FLOOR times the time of plain decoding, plus an allowance, as far as measured costs
 # foretell those of the next round: what the smallest draft may lose, but no less and no more than so many plain steps.
-# One of 64 tokens is thus never slower by more than 2 % if a draft costs up to 0.6 steps more than none.
+# One of 64 tokens is thus never slower by more than 2 % if a draft costs up to 0.6 steps more than none. What a request
+# has not used of it, or has won, the next one may lose besides, but no more than so many plain steps.
 FLOOR = 0.99
-LEAST_ALLOWANCE, MOST_ALLOWANCE = 0.6, 1.0
+LEAST_ALLOWANCE, MOST_ALLOWANCE, MOST_CARRIED = 0.6, 1.0, 1.0
 # Credit from rounds that won is kept for at most this many plain steps: a good start does not pay for a slow end.
 MAX_CREDIT = 8.0
 # What one round keeps of the counts before it: a window of about twenty rounds, after which old failures are forgotten
 # and drafting is tried again.
 DECAY = 0.95
-# Before anything was seen, a draft token is taken to be accepted this often, with the weight of this many tries.
-PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.6, 1.0
+# Before anything was seen, a draft token is taken to be accepted this often, with the weight of this many tries; one of
+# a draft model more often, or those whose drafts cost much would never be tried.
+PRIOR_ACCEPTANCE, MODEL_ACCEPTANCE, PRIOR_WEIGHT = 0.6, 0.8, 1.0
 # Until a row count was measured, each row is taken to cost this share of a plain step.
 ROW_SHARE = 0.03
 BUDGETS: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -82,7 +84,8 @@ class DraftCost:
 class Acceptance:
     """For each class of rounds and each depth: how often a drafted token was accepted, once all before it were."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: float = PRIOR_ACCEPTANCE) -> None:
+        self.prior = prior
         self.tried: dict[tuple[Hashable, int], float] = defaultdict(float)
         self.accepted: dict[tuple[Hashable, int], float] = defaultdict(float)
 
@@ -101,7 +104,7 @@ class Acceptance:
     def expected_lengths(self, kind: Hashable, depth: int) -> list[float]:
         """Expected number of accepted tokens for draft lengths 0 to `depth`. A depth that was seldom reached leans on
         the rate of the depth before it."""
-        expected, product, prior = [0.0], 1.0, PRIOR_ACCEPTANCE
+        expected, product, prior = [0.0], 1.0, self.prior
         for level in range(1, depth + 1):
             key = (kind, level)
             prior = (self.accepted[key] + PRIOR_WEIGHT * prior) / (self.tried[key] + PRIOR_WEIGHT)
@@ -115,7 +118,7 @@ class Controller:
 
     max_budget: nodes of a tree at most, root included. max_depth: drafted tokens in a row at most. branching: trees
     have branches, so what is accepted depends on their size as well as on their depth, and is counted by size. budgets:
-    to choose from, beside the largest.
+    to choose from, beside the largest. prior: how often a drafted token is taken to be accepted at first.
     """
 
     def __init__(
@@ -126,18 +129,21 @@ class Controller:
         branching: bool = False,
         fixed: bool = False,
         budgets: Sequence[int] = BUDGETS,
+        prior: float = PRIOR_ACCEPTANCE,
     ) -> None:
-        self.branching = branching
+        self.branching, self.prior = branching, prior
         self.max_budget, self.max_depth, self.fixed = max_budget, max_depth, fixed
         self.verify_cost, self.draft_cost = CostTable(), DraftCost()
         self.budgets = sorted({budget for budget in budgets if 1 < budget < max_budget} | {max_budget})
+        self.lost = 0.0  # milliseconds spent beyond what plain decoding would have needed
+        self.allowed = 0.0
         self.begin()
 
     def begin(self) -> None:
         """A new request: what was accepted before says little about it; the costs stay."""
-        self.acceptance = Acceptance()
-        self.lost = 0.0  # milliseconds spent beyond what plain decoding would have needed
-        self.allowed = 0.0
+        self.acceptance = Acceptance(self.prior)
+        carried = min(max(self.allowed - self.lost, 0.0), MOST_CARRIED * self.verify_cost(1))
+        self.lost, self.allowed = -carried, 0.0
 
     def decide(
         self, evidence: int, remaining: int, pinned: bool = False, at_work: Sequence[RoundPlan] = ()

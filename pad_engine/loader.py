@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from pad_engine.config import parse_spec, refuse_rest, take_int
-from pad_engine.controller import BUDGETS, CAPTURED_BUDGETS, PADDED_BUDGETS, Controller
+from pad_engine.controller import (
+    BUDGETS,
+    CAPTURED_BUDGETS,
+    MODEL_ACCEPTANCE,
+    PADDED_BUDGETS,
+    PRIOR_ACCEPTANCE,
+    Controller,
+)
 from pad_engine.costs import CostFile
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.drafters.draft_model_device import DeviceDraftModel, unsupported_on_device
@@ -85,7 +92,9 @@ def make_engine(
     budgets = CAPTURED_BUDGETS if drafter.captured else BUDGETS
     if isinstance(drafter, NGram) and on_device:
         budgets = PADDED_BUDGETS
-    controller = Controller(budget, depth, branching=trees != "chain", fixed=fixed_budget, budgets=budgets)
+    prior = MODEL_ACCEPTANCE if isinstance(drafter, DraftModel) else PRIOR_ACCEPTANCE
+    branching = trees != "chain"
+    controller = Controller(budget, depth, branching=branching, fixed=fixed_budget, budgets=budgets, prior=prior)
     return Engine(
         loaded.decoder,
         loaded.tokenizer,

@@ -10,10 +10,12 @@ from tiny import Make, some_ids, tiny_engine
 
 from pad_engine import SamplingParams
 from pad_engine.controller import (
+    CAPTURED_BUDGETS,
     FLOOR,
     LEAST_ALLOWANCE,
     MAX_CREDIT,
     MOST_ALLOWANCE,
+    MOST_CARRIED,
     Acceptance,
     Controller,
     CostTable,
@@ -277,3 +279,28 @@ def test_what_a_plain_round_waited_for_is_lost_by_the_draft_before_it() -> None:
     before = list(controller.verify_cost.samples[1])
     controller.observe(plain, 0, 1, 0.0, 14.5, 1, waited=True)
     assert controller.lost == pytest.approx(3.0) and list(controller.verify_cost.samples[1]) == before
+
+
+def test_what_a_request_has_won_the_next_one_may_lose_in_part() -> None:
+    controller = Controller(16, 15)
+    simulate(controller, 100, lambda step: 15)
+    time, tokens, _ = simulate(controller, 300, lambda step: 0)
+    assert time <= 10 * tokens / FLOOR + (MOST_ALLOWANCE + MOST_CARRIED) * 10 + 1e-6
+    time, tokens, _ = simulate(controller, 300, lambda step: 0)
+    assert time <= 10 * tokens / FLOOR + MOST_ALLOWANCE * 10 + 1e-6, "that one has left nothing"
+
+
+def test_a_dear_draft_that_is_mostly_right_is_found_to_pay(make_model: Make) -> None:
+    """Four tokens for 2.8 steps: more than may be lost at first, and no less than plain if three tokens in five were
+    right, as is thought of a lookup."""
+    folder = make_model("llama")
+    engines = [tiny_engine(folder, "ngram"), tiny_engine(folder, "draft-model", draft_model="self:layers=0")]
+    priors = [engine.controller.prior for engine in engines]
+    tokens_a_step = []
+    for prior in priors:
+        draw, controller = random.Random(0), Controller(5, 4, budgets=CAPTURED_BUDGETS, prior=prior)
+        right = lambda step: next((n for n in range(4) if draw.random() > 0.8), 4)  # noqa: E731, B023
+        for _ in range(20):
+            time, tokens, _ = simulate(controller, 100, right, row=0.06, draft=0.38)
+        tokens_a_step.append(10 * tokens / time)
+    assert tokens_a_step[0] == pytest.approx(1.0) and tokens_a_step[1] > 1.1
