@@ -13,6 +13,9 @@ from pad_engine.kernels.quantise import dequantise
 
 # Rows that oneDNN is told to expect when it chooses the packed layout. Layouts chosen for one row are slow at many.
 PACK_ROWS = 16
+# oneDNN compiles a product for each number of rows, and keeps a thousand of them, about a megabyte for each length of a
+# prompt. Above so many rows they are padded to a multiple of ROW_STEP.
+EXACT_ROWS, ROW_STEP = 64, 16
 
 
 def linear_ref(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
@@ -49,8 +52,11 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """x: `[N, in_features]` of the model's type; returns `[N, out_features]` of it."""
         if self.packed:
+            n = x.shape[0]
+            if n > EXACT_ROWS and n % ROW_STEP:
+                x = F.pad(x, (0, 0, 0, -n % ROW_STEP))
             out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-            return out
+            return out[:n]
         return F.linear(x, self.plain(x.dtype), self.bias)
 
     def rows(self, index: slice | Tensor) -> "Linear":

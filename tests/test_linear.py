@@ -20,3 +20,22 @@ def test_linear(dtype: torch.dtype, rows: int, inputs: int, outputs: int, biased
     # their number
     bound = 2.0**-23 * (inputs + 1) if dtype == torch.float32 else 2e-2 * (inputs + 1) ** 0.5
     assert (out.float() - expected).abs().max() < bound
+
+
+def test_prompts_of_many_lengths_are_products_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each size that oneDNN meets is compiled and kept; those of verified trees are met as they are."""
+    linear, x, sizes = Linear(torch.randn(8, 8)), torch.randn(512, 8), set()
+    if not linear.packed:
+        pytest.skip("torch was built without oneDNN")
+    product = torch.ops.mkldnn._linear_pointwise
+
+    def counted(rows: torch.Tensor, *rest: object) -> torch.Tensor:
+        sizes.add(len(rows))
+        return product(rows, *rest)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
+    with torch.inference_mode():
+        whole = linear(x)
+        for n in range(1, 513):
+            torch.testing.assert_close(linear(x[:n]), whole[:n])
+    assert sizes == {*range(1, 65), *range(80, 513, 16)}
