@@ -47,19 +47,15 @@ WHOLE_HALVES = tl.constexpr(
     prmt.b32 v, $4, $5, 0x7632;
     shr.u32 s, u, 8;
     shr.u32 t, v, 8;
-    lop3.b32 a, u, 0x007F007F, 0x43004300, 0xEA;
-    lop3.b32 b, u, 0x00800080, 0xC300C300, 0xEA;
-    fma.rn.bf16x2 $0, a, one, b;
-    lop3.b32 a, s, 0x007F007F, 0x43004300, 0xEA;
-    lop3.b32 b, s, 0x00800080, 0xC300C300, 0xEA;
-    fma.rn.bf16x2 $1, a, one, b;
-    lop3.b32 a, v, 0x007F007F, 0x43004300, 0xEA;
-    lop3.b32 b, v, 0x00800080, 0xC300C300, 0xEA;
-    fma.rn.bf16x2 $2, a, one, b;
-    lop3.b32 a, t, 0x007F007F, 0x43004300, 0xEA;
-    lop3.b32 b, t, 0x00800080, 0xC300C300, 0xEA;
-    fma.rn.bf16x2 $3, a, one, b;
-}"""
+"""
+    + "".join(
+        f"""    lop3.b32 a, {pair}, 0x007F007F, 0x43004300, 0xEA;
+    lop3.b32 b, {pair}, 0x00800080, 0xC300C300, 0xEA;
+    fma.rn.bf16x2 ${place}, a, one, b;
+"""
+        for place, pair in enumerate("usvt")
+    )
+    + "}"
 )
 # fp8 (e4m3) as bf16, two words at a time: the bits moved to their places are the number over 2^120, also of subnormal
 # ones. No weight is a NaN (quantise.py)
@@ -70,25 +66,21 @@ SMALL_FLOATS = tl.constexpr(
     mov.b32 zero, 0x80008000;
     prmt.b32 u, $4, $5, 0x5410;
     prmt.b32 v, $4, $5, 0x7632;
-    shl.b32 a, u, 8;
+"""
+    + "".join(
+        f"""    shl.b32 a, {pairs}, 8;
     and.b32 a, a, 0x80008000;
-    shl.b32 b, u, 4;
+    shl.b32 b, {pairs}, 4;
     lop3.b32 a, b, 0x07F007F0, a, 0xEA;
-    fma.rn.bf16x2 $0, a, scale, zero;
-    and.b32 a, u, 0x80008000;
-    shr.u32 b, u, 4;
+    fma.rn.bf16x2 ${place}, a, scale, zero;
+    and.b32 a, {pairs}, 0x80008000;
+    shr.u32 b, {pairs}, 4;
     lop3.b32 a, b, 0x07F007F0, a, 0xEA;
-    fma.rn.bf16x2 $1, a, scale, zero;
-    shl.b32 a, v, 8;
-    and.b32 a, a, 0x80008000;
-    shl.b32 b, v, 4;
-    lop3.b32 a, b, 0x07F007F0, a, 0xEA;
-    fma.rn.bf16x2 $2, a, scale, zero;
-    and.b32 a, v, 0x80008000;
-    shr.u32 b, v, 4;
-    lop3.b32 a, b, 0x07F007F0, a, 0xEA;
-    fma.rn.bf16x2 $3, a, scale, zero;
-}"""
+    fma.rn.bf16x2 ${place + 1}, a, scale, zero;
+"""
+        for place, pairs in ((0, "u"), (2, "v"))
+    )
+    + "}"
 )
 
 

@@ -53,10 +53,11 @@ class Linear:
         """x: `[N, in_features]` of the model's type; returns `[N, out_features]` of it."""
         if self.packed:
             n = x.shape[0]
-            if n > EXACT_ROWS and n % ROW_STEP:
-                x = F.pad(x, (0, 0, 0, -n % ROW_STEP))
+            padding = -n % ROW_STEP if n > EXACT_ROWS else 0
+            if padding:
+                x = F.pad(x, (0, 0, 0, padding))
             out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-            return out[:n]
+            return out[:n] if padding else out
         return F.linear(x, self.plain(x.dtype), self.bias)
 
     def rows(self, index: slice | Tensor) -> "Linear":

@@ -129,7 +129,7 @@ def attention_config(
 
 def attention_tiles(head_dim: int, itemsize: int) -> tuple[int, int, int]:
     """Keys a step, warps, and queries a program, whose tiles a thread's registers hold: larger ones spill, and take the
-    compiler up to half a minute in fp32, whose products do not run on the tensor core."""
+    compiler long in fp32, whose products do not run on the tensor core."""
     size = head_dim * itemsize * (1 if itemsize == 2 else 2)
     if size <= 256:
         return 64, 4, 64

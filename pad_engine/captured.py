@@ -72,13 +72,6 @@ def serves(rounds: Rounds, state: State, rule: AcceptanceRule, drafter: Drafter)
     )
 
 
-def draft(state: State, drafter: Drafter, controller: Controller, pinned: bool) -> tuple[DraftTree, float]:
-    """The next round's tree, of the size that the controller decides, and the milliseconds that it took."""
-    clock = Stopwatch()
-    state.plan = controller.decide(drafter.evidence(state), state.remaining, pinned)
-    return drafter.propose(state), clock.lap()
-
-
 class Ahead:
     """The rounds of a request that were queued and not read, at most two.
 

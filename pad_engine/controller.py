@@ -28,11 +28,9 @@ DECAY = 0.95
 PRIOR_ACCEPTANCE, MODEL_ACCEPTANCE, PRIOR_WEIGHT = 0.6, 0.8, 1.0
 # Until a row count was measured, each row is taken to cost this share of a plain step.
 ROW_SHARE = 0.03
-BUDGETS: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 # Where the draft is part of a captured round, each budget is a graph of its own, made at its first use.
-CAPTURED_BUDGETS: Sequence[int] = (1, 4, 8, 16, 32, 64)
-# Where it costs nothing to draft, as much as the rows that passes have there.
-PADDED_BUDGETS: Sequence[int] = (16, 32, 64)
+CAPTURED_BUDGETS = (1, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)

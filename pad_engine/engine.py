@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from pad_engine.captured import Played, draft, play, serves
+from pad_engine.captured import Played, play, serves
 from pad_engine.config import SamplingParams
 from pad_engine.controller import Controller
 from pad_engine.costs import CostFile
@@ -266,8 +266,10 @@ class Engine:
         """Rounds that the host decides: on a CPU all of them, on a GPU those that need their logits."""
         drafter = self.drafter
         while state.finish_reason is None and not cancelled():
-            tree, draft_ms = draft(state, drafter, self.controller, pinned)
             clock = Stopwatch()
+            state.plan = self.controller.decide(drafter.evidence(state), state.remaining, pinned)
+            tree = drafter.propose(state)
+            draft_ms = clock.lap()
             taps = [*drafter.taps, *rule.taps]
             commits, record = decode_round(
                 self.target, self.cache, [rule], [state], [tree], self.num_tokens, taps, self.rounds

@@ -3,20 +3,14 @@
 Next to read: models/loader.py for the model itself, engine.py for what the parts then do.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pad_engine.config import parse_spec, refuse_rest, take_int
-from pad_engine.controller import (
-    BUDGETS,
-    CAPTURED_BUDGETS,
-    MODEL_ACCEPTANCE,
-    PADDED_BUDGETS,
-    PRIOR_ACCEPTANCE,
-    Controller,
-)
+from pad_engine.controller import BUDGETS, CAPTURED_BUDGETS, MODEL_ACCEPTANCE, PRIOR_ACCEPTANCE, Controller
 from pad_engine.costs import CostFile
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.drafters.draft_model_device import DeviceDraftModel, unsupported_on_device
@@ -31,6 +25,7 @@ from pad_engine.kernels.quantise import NAMES
 from pad_engine.kv_cache import prefill_chunk
 from pad_engine.models.config import ModelConfig
 from pad_engine.models.decoder import Decoder
+from pad_engine.models.fused import ROW_PADS
 from pad_engine.models.loader import LoadedModel, load_decoder, load_model, load_tokenizer, memory_need
 from pad_engine.models.memory import Estimate, check
 from pad_engine.models.quantise import AS_STORED, pick_weights
@@ -89,9 +84,9 @@ def make_engine(
             parts = [loaded.decoder, *([drafter.decoder] if isinstance(drafter, DraftModel) else [])]
             options = [spec, type(drafter).__name__, trees, str(budget), str(fused), str(strict)]
             costs = CostFile(device, [*options, *map(signature, parts)])
-    budgets = CAPTURED_BUDGETS if drafter.captured else BUDGETS
+    budgets: Sequence[int] = CAPTURED_BUDGETS if drafter.captured else BUDGETS
     if isinstance(drafter, NGram) and on_device:
-        budgets = PADDED_BUDGETS
+        budgets = ROW_PADS  # it costs nothing to draft as much as passes have rows
     prior = MODEL_ACCEPTANCE if isinstance(drafter, DraftModel) else PRIOR_ACCEPTANCE
     branching = trees != "chain"
     controller = Controller(budget, depth, branching=branching, fixed=fixed_budget, budgets=budgets, prior=prior)

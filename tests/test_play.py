@@ -9,13 +9,14 @@ import torch
 
 from pad_engine.captured import Played, play
 from pad_engine.config import SamplingParams
-from pad_engine.controller import PADDED_BUDGETS, Controller
+from pad_engine.controller import Controller
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.drafters.ngram import NGram
 from pad_engine.drafters.ngram_device import DeviceNGram
 from pad_engine.drafters.none import NoDrafter
 from pad_engine.kernels.accept_path import LENGTH, RUNNING
 from pad_engine.kernels.ngram_lookup import ngram_lookup_ref
+from pad_engine.models.fused import ROW_PADS
 from pad_engine.state import State
 from pad_engine.tree import DraftTree
 from pad_engine.trees.builder import make_builder
@@ -115,7 +116,7 @@ def played(
 
 
 def controller_of(name: str) -> Controller:
-    return Controller(16, 15, branching=name == "best-first", budgets=PADDED_BUDGETS)
+    return Controller(16, 15, branching=name == "best-first", budgets=ROW_PADS)
 
 
 def missing(seed: int) -> tuple[list[int], list[int]]:
