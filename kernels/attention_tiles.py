@@ -125,20 +125,22 @@ def combine_splits(
     sums_ptr,
     index,
     ok,
-    active,
+    first,
+    count,
     plane,
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
+    STEP: tl.constexpr,
+    MOST: tl.constexpr,
 ):
-    """The softmax over all splits, from each split's maximum, sum and weighted values: total `[BLOCK_M]` and weighted
-    values `[BLOCK_M, D]`, added in the splits' order. Everything is read from L2: an earlier launch's parts may still
-    lie in this core's L1."""
-    width, split = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
+    """The softmax over `count` splits, at most MOST, from `first` on, each STEP further, from each split's maximum, sum
+    and weighted values: peak and total `[BLOCK_M]` and weighted values `[BLOCK_M, D]`, added in the splits' order.
+    Everything is read from L2: an earlier launch's parts may still lie in this core's L1."""
+    width, member = tl.arange(0, BLOCK_D), tl.arange(0, MOST)
     d_ok = ok[:, None] & (width < D)[None, :]
-    places = (split[:, None] * plane + index[None, :]) * 2
-    there = (split < active)[:, None] & ok[None, :]
+    places = ((first + member * STEP)[:, None] * plane + index[None, :]) * 2
+    there = (member < count)[:, None] & ok[None, :]
     peaks = tl.load(sums_ptr + places, mask=there, other=float("-inf"), cache_modifier=".cg")
     totals = tl.load(sums_ptr + places + 1, mask=there, other=0.0, cache_modifier=".cg")
     peak = tl.max(peaks, 0)
@@ -146,19 +148,39 @@ def combine_splits(
     total = tl.sum(tl.exp2(peaks - base[None, :]) * totals, 0)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     # unrolled, so that several parts are on their way at once
-    for number in tl.range(0, active, loop_unroll_factor=8 if BLOCK_M == 16 else 2):
-        place = number * plane + index
+    for number in tl.range(0, count, loop_unroll_factor=8 if BLOCK_M == 16 else 2):
+        place = (first + number * STEP) * plane + index
         own = tl.load(sums_ptr + place * 2, mask=ok, other=float("-inf"), cache_modifier=".cg")
         part = tl.load(part_ptr + place[:, None] * D + width[None, :], mask=d_ok, other=0.0, cache_modifier=".cg")
         acc += tl.exp2(own - base)[:, None] * part
-    return total, acc
+    return peak, total, acc
+
+
+@triton.jit
+def leave_part(part_ptr, sums_ptr, place, ok, peak, total, acc, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Store a split's maxima, sums and weighted values, all threads before any goes on."""
+    width = tl.arange(0, BLOCK_D)
+    tl.store(part_ptr + place[:, None] * D + width[None, :], acc, mask=ok[:, None] & (width < D)[None, :])
+    tl.store(sums_ptr + place * 2, peak, mask=ok)
+    tl.store(sums_ptr + place * 2 + 1, total, mask=ok)
+    tl.debug_barrier()
+
+
+@triton.jit
+def arrives_last(counter_ptr, count):
+    """Whether this program is the last of `count` to arrive, what the others have stored being visible then. The
+    counter is zero again for the next launch."""
+    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == count - 1
+    if last:
+        tl.store(counter_ptr, 0)
+    return last
 
 
 @triton.jit
 def meet_splits(
     part_ptr,
     sums_ptr,
-    counter_ptr,
+    counters_ptr,
     peak,
     total,
     acc,
@@ -171,18 +193,29 @@ def meet_splits(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
+    MEET: tl.constexpr,
 ):
-    """Leave this split's part; returns whether it was the last of its head to arrive, and then all splits' softmax."""
-    width = tl.arange(0, BLOCK_D)
-    place = split * plane + index
-    tl.store(part_ptr + place[:, None] * D + width[None, :], acc, mask=ok[:, None] & (width < D)[None, :])
-    tl.store(sums_ptr + place * 2, peak, mask=ok)
-    tl.store(sums_ptr + place * 2 + 1, total, mask=ok)
-    tl.debug_barrier()  # all threads' stores come before the one thread's release
-    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == active - 1
+    """Leave this split's part; returns whether it was the last of its head to arrive, and then all splits' softmax.
+
+    Splits meet by MEET, and then one of each such group: one program that reads many large parts is slow. counters_ptr:
+    `[SPLITS + 1]`."""
+    first, groups = split // MEET * MEET, tl.cdiv(active, MEET)
+    leave_part(part_ptr, sums_ptr, split * plane + index, ok, peak, total, acc, D, BLOCK_D)
+    members = tl.minimum(active - first, MEET)
+    last = arrives_last(counters_ptr + first, members)
     if last:
-        tl.store(counter_ptr, 0)  # for the next launch
-        total, acc = combine_splits(part_ptr, sums_ptr, index, ok, active, plane, D, BLOCK_M, BLOCK_D, SPLITS)
+        peak, total, acc = combine_splits(
+            part_ptr, sums_ptr, index, ok, first, members, plane, D, BLOCK_M, BLOCK_D, 1, MEET
+        )
+        if MEET < SPLITS:  # noqa: SIM102 - known to the compiler, unlike the next
+            if groups > 1:
+                tl.debug_barrier()  # every thread has read the part that this replaces
+                leave_part(part_ptr, sums_ptr, first * plane + index, ok, peak, total, acc, D, BLOCK_D)
+                last = arrives_last(counters_ptr + SPLITS, groups)
+                if last:
+                    peak, total, acc = combine_splits(
+                        part_ptr, sums_ptr, index, ok, 0, groups, plane, D, BLOCK_M, BLOCK_D, MEET, SPLITS // MEET
+                    )
     return last, total, acc
 
 
@@ -244,4 +277,4 @@ class AttentionWorkspace:
         self.parts = torch.empty(splits * rows * heads * head_dim, dtype=torch.float32, device=device)
         self.sums = torch.empty(splits * rows * heads * 2, dtype=torch.float32, device=device)
         blocks = triton.cdiv(rows * group, 16)
-        self.tickets = torch.zeros(seqs * blocks * kv_heads, dtype=torch.int32, device=device)
+        self.tickets = torch.zeros(seqs * blocks * kv_heads * (splits + 1), dtype=torch.int32, device=device)

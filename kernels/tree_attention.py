@@ -202,11 +202,13 @@ def tree_attention_kernel(
     index = row * HEADS + head * GROUP + member % GROUP
     d_ok = ok[:, None] & (width < D)[None, :]
     last = active == 1
+    # how many parts one program reads: the few heads of one row all at once, larger ones by few
+    MEET: tl.constexpr = SPLITS if ROWS == 1 else min(SPLITS, 8 if BLOCK_M == 16 else 4)
     if active > 1:
-        counter = ticket_ptr + tl.program_id(2) * KV_HEADS + head
+        counters = ticket_ptr + (tl.program_id(2) * KV_HEADS + head) * (SPLITS + 1)
         last, total, acc = meet_splits(
-            part_ptr, sums_ptr, counter, peak, total, acc, index, ok, split, active, ROWS * HEADS,
-            D, BLOCK_M, BLOCK_D, SPLITS,
+            part_ptr, sums_ptr, counters, peak, total, acc, index, ok, split, active, ROWS * HEADS,
+            D, BLOCK_M, BLOCK_D, SPLITS, MEET,
         )  # fmt: skip
     if last:
         out = acc / total[:, None]
