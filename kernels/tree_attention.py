@@ -5,8 +5,8 @@ Rows and the query heads of one key/value head are packed together, so each key 
 
 The kernel takes the product's output as it is: it norms and rotates queries and new keys, writes the new rows to the
 cache, and attends. Each key/value head is shared by a fixed number of programs (split KV, Dao et al. 2023), of which
-the device's own lengths decide how many have work. Of a few that meet the last to arrive puts the parts together, and of
-those that have done so the last again.
+the device's own lengths decide how many have work. Of a few that meet the last to arrive puts the parts together, and
+of those that have done so the last again.
 """
 
 import torch
