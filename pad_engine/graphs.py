@@ -30,7 +30,7 @@ from pad_engine.tree import DraftTree
 
 POLLS_A_CHECK = 100_000  # polls of the counter between two looks at whether the device has failed
 PLAIN, TREE, LOGITS, READ = "plain", "tree", "logits", "read"
-# Microseconds that a layer takes to be launched by the library (450 to 890 were seen, bench/results/*/prefill.json) and
+# Microseconds that a layer takes to be launched by the library (450 to 930 were seen, bench/results/*/prefill.json) and
 # in a captured pass of 64 rows, but for reading its weights at so many bytes a microsecond.
 LAUNCHES_US, LAYER_US, READ_BYTES_A_US = 350.0, 20.0, 3e6
 
