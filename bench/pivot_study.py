@@ -50,6 +50,12 @@ class Rule:
 
 # settings of one rule share what their answers have in common, so a step between two others costs little
 RULES = {
+    "unfloored": Rule(
+        "pivot:model={classifier},floor=0",
+        (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.8),
+        (0.0, 1.0),
+    ),
+    # PAD's own floor, 1e-4: most of what a drafter words in its own way lies below it. No other rule here has one
     "pivot": Rule(
         "pivot:model={classifier}", (0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5, 0.7, 0.85, 0.95), (0.0, 1.0)
     ),
@@ -60,12 +66,13 @@ RULES = {
     "typical": Rule("typical:delta=1", (0.5, 0.4, 0.3, 0.2, 0.1, 0.08, 0.06, 0.04, 0.02)),
     "random": Rule("random", (0.005, 0.01, 0.02, 0.03, 0.04, 0.1, 0.3, 0.8)),
 }
-TIMED = ("pivot", "gap", "typical")  # the engine's own rules; the others are there to be compared with
+TRAINED = tuple(name for name, rule in RULES.items() if "{classifier}" in rule.spec)
+TIMED = (*TRAINED, "gap", "typical")  # the engine's own rules; the others are there to be compared with
 PUBLISHED = 0.5  # sigma of the paper's headline speed
 BASE, BASE_CALIBRATION = "base-{pair}.jsonl", "base-calibration-{pair}.jsonl"  # answers that others are compared with
 STAGES = ("label", "train", "base", "calibrate", "eval", "sweep", "speed")
 # names of the jobs whose chain is the longest: labels, training, and the classifier's rule calibrated and tested
-CHAIN = re.compile("label-|train-|base-calibration-|(calibrate|eval)-.*-pivot$")
+CHAIN = re.compile(f"label-|train-|base-calibration-|(calibrate|eval)-.*-({'|'.join(TRAINED)})$")
 REFUSED = re.compile(r"nothing can be certified: .*|the target alone has .* any rule would pass")
 
 
@@ -200,7 +207,7 @@ class Study:
         found["base"] += [Job(base_calibration, partial(self.base, "calibration", BASE_CALIBRATION))]
         found["base"] += [Job(base, partial(self.base, "test", BASE))]
         for name in RULES:
-            made = (train,) if name == "pivot" else ()
+            made = (train,) if name in TRAINED else ()
             calibrate = f"calibrate-{pair}-{name}"
             needs = (base_calibration, *made)
             found["calibrate"] += [Job(calibrate, partial(self.calibrate, name), needs, REFUSED)]
@@ -216,7 +223,7 @@ def in_order(studies: Sequence[Study], stages: Sequence[str]) -> list[Job]:
     rule first."""
     per_pair = [study.jobs() for study in studies]
     by_stage = [[job for found in per_pair for job in found[stage]] for stage in stages]
-    every = [job for jobs in by_stage for job in sorted(jobs, key=lambda job: "-pivot" not in job.name)]
+    every = [job for jobs in by_stage for job in sorted(jobs, key=lambda job: not job.name.endswith(TRAINED))]
     return sorted(every, key=lambda job: not CHAIN.match(job.name))
 
 

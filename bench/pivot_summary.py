@@ -238,4 +238,5 @@ def draw_harm(axes: "Axes", results: plots.Results) -> None:
         axes.axhline(limit, color="gray", linewidth=0.8)
     axes.set(xlabel=f"accepted tokens a round, pair {result['pair']}", ylabel="rate of harm")
     axes.set_yscale("symlog", linthresh=0.001)  # what matters lies between one in a thousand and the limit
+    axes.set_ylim(bottom=0)
     axes.legend(fontsize=7)

@@ -62,12 +62,12 @@ class InProcess:
 
 
 # typical as loose as this keeps nearly everything, and does harm at once
-VALUES = {"pivot": (0.05, 0.3), "gap": (0.05, 0.3), "typical": (0.002, 0.001)}
+VALUES = {"unfloored": (0.05, 0.3), "pivot": (0.05, 0.3), "gap": (0.05, 0.3), "typical": (0.002, 0.001)}
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Three rules of few settings, in this process; gives the commands that run."""
+    """Four rules of few settings, in this process; gives the commands that run."""
     monkeypatch.setattr(jobs, "Popen", InProcess)
     monkeypatch.setattr(study, "RULES", {name: replace(study.RULES[name], settings=VALUES[name]) for name in VALUES})
     InProcess.ran.clear()
@@ -81,7 +81,7 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     code = study.main(["all", *call])
     out = capsys.readouterr().out
     assert code == 0 and out.endswith("\ndone\n"), out
-    assert sorted(quick) == ["calibrate"] * 3 + ["eval"] * 8 + ["label"] * 2 + ["merge-labels", "train"]
+    assert sorted(quick) == ["calibrate"] * 4 + ["eval"] * 10 + ["label"] * 2 + ["merge-labels", "train"]
     text = Path("results/pivot-mixed.json").read_text()
     found, base = json.loads(text), Path("work/base-mixed.jsonl").read_bytes()
     assert str(tmp_path) not in text and str(tmp_path.parent) not in text and "work/" not in text
@@ -89,7 +89,7 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     certified = found["certified"]
     assert certified["typical"]["none"].startswith("nothing can be certified: the strictest setting, 0.002, harms")
     assert "| typical: nothing can be certified" in out
-    for name in ("pivot", "gap"):
+    for name in ("pivot", "unfloored", "gap"):
         lines = Path(f"work/test-mixed-{name}.jsonl").read_bytes()
         assert lines.startswith(base) and Path(f"work/sweep-mixed-{name}.jsonl").read_bytes().startswith(base)
         spec = certified[name]["rule"]
@@ -110,8 +110,9 @@ def test_the_whole_study(call: list[str], quick: list[str], tmp_path: Path, caps
     assert f"ids for {same} questions and harms {greedy['harms']}, by rounding in float16 alone." in out
     assert sigma["1"]["mean_accept_length"] > by_name["greedy"]["mean_accept_length"]
     assert "pivot:model=pivot-mixed.safetensors,sigma=0.5" in found["speeds"]
-    assert list(found["families"]) == ["pivot:model=pivot-mixed.safetensors", "margin:form=gap", "typical:delta=1"]
-    assert [len(sweep) for sweep in found["families"].values()] == [4, 2, 2]
+    pivot = "pivot:model=pivot-mixed.safetensors"
+    assert list(found["families"]) == [f"{pivot},floor=0", pivot, "margin:form=gap", "typical:delta=1"]
+    assert [len(sweep) for sweep in found["families"].values()] == [4, 4, 2, 2]
     # the same of the questions to calibrate on, whole settings only
     calibration = {one["setting"]: one for one in found["calibration"]["settings"]}
     tested = certified["gap"]["tested"][0]
@@ -181,14 +182,15 @@ def test_the_classifier_comes_first() -> None:
     args = study.parse(["all", *options])
     every = study.in_order([study.Study(pair, args) for pair in args.only], study.STAGES)
     shards = [f"label-{pair}{part}" for pair in args.only for part in ("-1", "-2", "-3", "")]
-    kinds = ("train-{}", "base-calibration-{}", "calibrate-{}-pivot", "eval-{}-pivot")
-    chain = shards + [kind.format(pair) for kind in kinds for pair in args.only]
+    chain = shards + [f"{kind}-{pair}" for kind in ("train", "base-calibration") for pair in args.only]
+    rules = ("unfloored", "pivot")
+    chain += [f"{kind}-{pair}-{rule}" for kind in ("calibrate", "eval") for pair in args.only for rule in rules]
     names = [job.name for job in every]
     assert names[: len(chain)] == chain and len(set(names)) == len(names)
     rest = [name for stage in study.STAGES for name in names if name.startswith(stage) and name not in chain]
     assert names[len(chain) :] == rest and rest[:2] == ["base-easy", "base-mixed"]
-    swept = ["-pivot" in name for name in names if name.startswith("sweep")]
-    assert swept == sorted(swept, reverse=True) and sum(swept) == 2
+    swept = [name.endswith(rules) for name in names if name.startswith("sweep")]
+    assert swept == sorted(swept, reverse=True) and sum(swept) == 4
     by_name = {job.name: job for job in every}
     assert by_name["sweep-easy-pivot"].needs == ("base-easy", "train-easy")
     assert by_name["calibrate-easy-pivot"].needs == ("base-calibration-easy", "train-easy")
