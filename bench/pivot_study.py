@@ -33,8 +33,9 @@ from pad_engine.files import write_file
 from pad_engine.training.settings import GREEDY, sweep_of, with_setting
 
 # the third of all texts that a question is from depends on its text alone, so the three steps share none; pairs.py
-# trains on seed 1000, which has no text in common with the labels' seed
-SEEDS = {"train": 1, "calibration": 2, "test": 3}
+# trains on seed 1000, which has no text in common with the labels' seed. Questions of seeds 2 and 3 were seen while the
+# rules and settings below were chosen: whoever changes these takes fresh seeds
+SEEDS = {"train": 1, "calibration": 4, "test": 5}
 TASKS = {"easy": "word-problems:digits=1", "hard": "word-problems", "mixed": "word-problems"}
 
 

@@ -254,7 +254,9 @@ ODD = {"head_dim": 12, "heads": 3, "kv_heads": 1, "window": 96}
 
 # sums by element take an interpreter long
 @pytest.mark.parametrize(
-    "options, dtype", list(itertools.product([{}, ODD], DTYPES)) if CUDA else [({}, DTYPES[-1]), (ODD, DTYPES[0])], ids=str
+    "options, dtype",
+    list(itertools.product([{}, ODD], DTYPES)) if CUDA else [({}, DTYPES[-1]), (ODD, DTYPES[0])],
+    ids=str,
 )
 def test_strict_rows_do_not_depend_on_their_pass(
     options: dict, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

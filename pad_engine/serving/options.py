@@ -30,7 +30,12 @@ Drafter = Annotated[
     ),
 ]
 Trees = Annotated[str, typer.Option(help="chain or best-first.")]
-Rule = Annotated[str, typer.Option(help="auto, greedy, match or rejection.")]
+Rule = Annotated[
+    str,
+    typer.Option(
+        help="auto, greedy, match, rejection; or relaxed: margin, pivot:model=FILE, judge, typical, topk, fly."
+    ),
+]
 Budget = Annotated[int, typer.Option(min=1, max=64, help="Rows of one pass at most.")]
 Adapter = Annotated[list[str] | None, typer.Option(help="LoRA folder to merge; may be given again.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
