@@ -98,7 +98,12 @@ class SamplingParams:
 
 def is_token(value: Any) -> bool:
     """Whether a value can be a token id."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_whole(value) and value >= 0
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number by its type; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_number(params: SamplingParams, kind: type, name: str, low: float, high: float) -> None:

@@ -53,8 +53,8 @@ class Engine:
     with options (rules/select.py); "auto" is greedy at temperature 0 and match above. controller: decides how much is
     drafted. max_length: tokens of prompt and answer together, at most. eos_token_ids: any of them ends an answer.
     fused: rounds run on the fused kernels and, on a GPU, as captured graphs; by default where there is one. strict: an
-    answer in half precision is that of every strict engine of the same budget, whatever was drafted; chains only. Each
-    round then costs what the largest does. costs: where the controller's measurements are kept between processes.
+    answer in half precision is that of every strict engine of the same budget, whatever was drafted; fused chains only.
+    Each round then costs what the largest does. costs: where the controller's measurements are kept between processes.
     """
 
     def __init__(
@@ -77,7 +77,10 @@ class Engine:
         self.rule = bind(rule, target, num_tokens)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache = target.new_cache(capacity=max_length, scratch=max(PREFILL_SCRATCH, controller.max_budget))
-        self.rounds = self._fused_rounds(strict) if fused or (fused is None and target.device.type == "cuda") else None
+        fuses = fused or (fused is None and target.device.type == "cuda")
+        if strict and not fuses:
+            raise RequestError("strict mode needs fused rounds", "a GPU, or fused=True")
+        self.rounds = self._fused_rounds(strict) if fuses else None
         self.costs = costs
         if costs is not None:
             costs.load(controller)
@@ -135,7 +138,11 @@ class Engine:
         prefix: a handle of `prefill`; what the prompt has in common with it is not read again. on_round: called with
         each round before its piece is handed out, cut where the answer ends.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params must be SamplingParams, got {params!r}")
+        if prefix is not None and not isinstance(prefix, Prefix):
+            raise RequestError(f"prefix must be a handle of prefill, got {prefix!r}")
         rule = rule_for(self.rule, params)
         self._check_ids(params)
         if self.serving is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pad_engine.config import parse_spec, refuse_rest, take_int
+from pad_engine.config import is_whole, parse_spec, refuse_rest, take_int
 from pad_engine.controller import BUDGETS, CAPTURED_BUDGETS, MODEL_ACCEPTANCE, PRIOR_ACCEPTANCE, Controller
 from pad_engine.costs import CostFile
 from pad_engine.drafters.draft_model import DraftModel
@@ -67,8 +67,8 @@ def make_engine(
     trees: "chain" or "best-first". budget: nodes of a tree at most, root included. fixed_budget: always draft the whole
     budget instead of what pays. fused, strict: see Engine.
     """
-    if not 1 <= budget <= 64:
-        raise RequestError(f"budget must be in [1, 64], got {budget}")
+    if not is_whole(budget) or not 1 <= budget <= 64:
+        raise RequestError(f"budget must be a whole number in [1, 64], got {budget!r}")
     depth, device = budget - 1, loaded.decoder.device
     on_device = fused or (fused is None and device.type == "cuda")
     costs: CostFile | None = None
@@ -76,9 +76,8 @@ def make_engine(
     if isinstance(drafter, str) or drafter is None:
         spec = drafter_spec(drafter, draft_model)
         name, _ = check_drafter(spec, trees, budget)
-        if draft_model is not None and name != "draft-model":
-            raise RequestError(f"draft_model is given, but drafter {name} uses none", 'choose drafter "draft-model"')
-        draft = load_draft(draft_model, loaded, accept_terms, quantised) if name == "draft-model" else None
+        check_draft_model(name, draft_model)
+        draft = None if draft_model is None else load_draft(draft_model, loaded, accept_terms, quantised)
         drafter, depth = make_drafter(spec, trees, budget, loaded.num_tokens, draft, device, on_device)
         if device.type == "cuda":
             parts = [loaded.decoder, *([drafter.decoder] if isinstance(drafter, DraftModel) else [])]
@@ -149,12 +148,10 @@ def pick_draft_weights(
 
 
 def load_draft(
-    draft_model: str | Path | None, target: LoadedModel, accept_terms: bool, quantised: torch.dtype | None = None
+    draft_model: str | Path, target: LoadedModel, accept_terms: bool, quantised: torch.dtype | None = None
 ) -> tuple[Decoder, int]:
     """The draft model, and the number of ids that mean the same to both models. quantised: as in Decoder, of one that
     shares no weights."""
-    if draft_model is None:
-        raise RequestError("drafter draft-model needs a draft_model", 'a model, or "self:drop=3,4"')
     decoder = target.decoder
     if str(draft_model).startswith("self:"):
         kept = self_layers(str(draft_model), decoder.config.num_layers)
@@ -170,8 +167,18 @@ def load_draft(
     return draft, min(shared, config.vocab_size)
 
 
-def self_layers(spec: str, num_layers: int) -> list[int]:
-    """Layers kept by `self:layers=...` or left by `self:drop=...`."""
+def check_draft_model(drafter: str, draft_model: str | Path | None) -> None:
+    """RequestError unless a drafter, by its name, has the draft model that it needs, without loading it."""
+    if draft_model is None and drafter == "draft-model":
+        raise RequestError("drafter draft-model needs a draft_model", 'a model, or "self:drop=3,4"')
+    if draft_model is not None and drafter != "draft-model":
+        raise RequestError(f"draft_model is given, but drafter {drafter} uses none", 'choose drafter "draft-model"')
+    if str(draft_model).startswith("self:"):
+        named_layers(str(draft_model))
+
+
+def named_layers(spec: str) -> tuple[bool, list[int]]:
+    """Whether `self:` keeps the layers that it names, or drops them, and these."""
     _, values = parse_spec(spec, "draft_model")
     if set(values) not in ({"layers"}, {"drop"}):
         raise RequestError(f"draft_model {spec!r}: expected self:layers=0,1,... or self:drop=3,4,...")
@@ -179,9 +186,17 @@ def self_layers(spec: str, num_layers: int) -> list[int]:
         named = [int(part) for part in next(iter(values.values())).split(",")]
     except ValueError:
         raise RequestError(f"draft_model {spec!r}: layers must be whole numbers") from None
+    if len(set(named)) < len(named):
+        raise RequestError(f"draft_model {spec!r} names a layer twice")
+    return "layers" in values, named
+
+
+def self_layers(spec: str, num_layers: int) -> list[int]:
+    """Layers kept by `self:layers=...` or left by `self:drop=...`."""
+    keeps, named = named_layers(spec)
     if any(not 0 <= layer < num_layers for layer in named):
         raise RequestError(f"draft_model {spec!r}: layers must be in [0, {num_layers - 1}]")
-    kept = named if "layers" in values else [layer for layer in range(num_layers) if layer not in named]
+    kept = named if keeps else [layer for layer in range(num_layers) if layer not in named]
     if not kept:
         raise RequestError(f"draft_model {spec!r} keeps no layer")
     return kept

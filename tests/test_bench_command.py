@@ -128,7 +128,7 @@ def test_the_host_has_what_is_left() -> None:
         (("--tokens", "255"), "255 new tokens and a prompt do not fit a context of 256"),
         (("--temperature", "-1"), "temperature"),
         (("--drafter", "oracle"), "drafter must be"),
-        (("--drafter", "draft-model"), "needs --draft-model"),
+        (("--drafter", "draft-model"), "needs a draft_model"),
         (("--device", "tpu"), "device"),
         (("--max-length", "9999"), "max_length must be in [2, 256]"),
         (("--budgets", "4,65"), "--budgets must be in [1, 64], got '4,65'"),

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from tiny import CPU, Make, Oracle, edit_config, sequential, some_ids, tiny_decoder, tiny_engine
 
 from pad_engine import Engine, SamplingParams
-from pad_engine.errors import ModelError
+from pad_engine.errors import ModelError, RequestError
 from pad_engine.models.config import ModelConfig
-from pad_engine.models.loader import load_decoder
+from pad_engine.models.loader import load_decoder, load_model, load_tokenizer
 
 IDS = some_ids(30)
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -116,3 +116,50 @@ def test_from_pretrained_is_the_front_door(make_model: Make) -> None:
     assert len(out.token_ids) == 8
     assert json.loads(json.dumps(out.to_dict()))["token_ids"] == out.token_ids
     assert set(out.to_dict()) >= {"text", "token_ids", "finish_reason", "stats", "logprobs"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer.json", "{}"), ("tokenizer.json", "[]"), ("tokenizer.json", '{"model": {"type": "Later"}}'),
+     ("tokenizer_config.json", "[]"), ("tokenizer_config.json", "{")],
+)  # fmt: skip
+def test_a_tokenizer_that_cannot_be_read_is_one_error(
+    make_model: Make, tmp_path: Path, name: str, content: str
+) -> None:
+    """Whatever type the libraries raise, a bare Exception among them."""
+    folder = Path(shutil.copytree(make_model("llama"), tmp_path / "broken"))
+    (folder / name).write_text(content)
+    with pytest.raises(ModelError, match=r"the tokenizer in .* cannot be loaded"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_length": "10"}, r"max_length must be in .* got '10'"),
+        ({"max_length": 10.5}, r"max_length must be in .* got 10.5"),
+        ({"budget": 2.5}, r"budget must be a whole number in \[1, 64\], got 2.5"),
+        ({"rule": None}, "rule must be a name or a rule, got None"),
+        ({"strict": True}, "strict mode needs fused rounds"),
+    ],
+)
+def test_options_of_a_wrong_type_and_strict_without_kernels(
+    make_model: Make, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        Engine.from_pretrained(make_model("llama"), device="cpu", **options)
+
+
+def test_requests_of_a_wrong_type(make_model: Make) -> None:
+    engine = tiny_engine(make_model("llama"))
+    with pytest.raises(RequestError, match="params must be SamplingParams"):
+        engine.generate("a", {"max_tokens": 3})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="prefix must be a handle of prefill"):
+        engine.generate("a", prefix="a")  # type: ignore[arg-type]
+
+
+def test_an_end_of_answer_beyond_the_vocabulary_is_warned_of(make_model: Make, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(make_model("llama"), tmp_path / "late"))
+    edit_config(folder, eos_token_id=[2, 99999])
+    with pytest.warns(UserWarning, match="eos_token_id 99999 is beyond the 300 tokens"):
+        load_model(folder, device="cpu")

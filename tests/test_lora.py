@@ -123,6 +123,22 @@ def test_targets_that_the_model_lacks_are_named(tmp_path: Path) -> None:
         adapter.check(["model.layers.0.self_attn.k_proj.weight"])
 
 
+def test_an_adapter_that_does_nothing_or_breaks_everything_is_an_error(tmp_path: Path) -> None:
+    """Either would be merged without a word: attention on a CPU hides NaN in queries."""
+    with pytest.raises(ModelError, match="holds no tensors of an adapter"):
+        open_adapters([write_adapter(tmp_path / "empty", {})])
+    for half, value in (("A", float("nan")), ("B", float("inf"))):
+        tensors = {f"{KEY}.lora_A.weight": torch.randn(2, 6), f"{KEY}.lora_B.weight": torch.randn(4, 2)}
+        tensors[f"{KEY}.lora_{half}.weight"][0, 0] = value
+        with pytest.raises(ModelError, match=rf"{NAME}.weight holds values that are not finite"):
+            open_adapters([write_adapter(tmp_path / half, tensors)])
+
+
+def test_one_path_is_one_adapter(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "one")
+    assert [one.path for given in (folder, str(folder)) for one in open_adapters(given)] == [folder, folder]
+
+
 def test_broken_folders_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no adapter_config\.json"):
         open_adapters([tmp_path])

@@ -212,6 +212,8 @@ def test_the_base_of_a_relaxed_rule() -> None:
         ("topk:outer=2", "outer must be in"),
         ("topk:window=65", r"window must be in \[1, 64\]"),
         ("topk:max-overrides=-1", "max-overrides must be in"),
+        ("topk:max-overrides=0", r"max-overrides must be in \[1, 64\]"),
+        ("topk:window=8", "window=8 bounds nothing without max-overrides"),
         ("topk:base=greedy", "base must be one of match, rejection"),
         ("topk:base=rejection,outer=1", "base=rejection decides node by node"),
         ("fly:base=rejection", "base=rejection decides node by node"),
@@ -225,3 +227,19 @@ def test_the_base_of_a_relaxed_rule() -> None:
 def test_bad_rules_are_refused(spec: str, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         make_rule(spec, 300)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("margin", ["form", "theta", "rho", "m"]), ("fly", ["form", "theta", "lookahead"]), ("typical", ["eps", "delta"]),
+     ("topk", ["k"])],
+)  # fmt: skip
+def test_the_hint_names_a_rules_own_options(name: str, own: list[str]) -> None:
+    """And each of them is one: asked for a word, it says what else it must be."""
+    with pytest.raises(RequestError, match="unknown option 'colour'") as caught:
+        make_rule(f"{name}:colour=1", 300)
+    assert caught.value.hint == f"known: {', '.join(own)}, floor, outer, max-overrides, window, base"
+    for option in own:
+        forms = {"rho": "form=ratio,", "m": "form=gap,"}
+        with pytest.raises(RequestError, match=f"{option} must be"):
+            make_rule(f"{name}:{forms.get(option, '')}{option}=word", 300)

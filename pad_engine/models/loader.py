@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pad_engine.config import is_whole
 from pad_engine.errors import ModelError, RequestError
 from pad_engine.kv_cache import PREFILL_SCRATCH, prefill_chunk
 from pad_engine.models.config import ModelConfig
@@ -46,7 +47,7 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     weights: str = AS_STORED,
     max_length: int | None = None,
-    adapters: Sequence[str | Path] = (),
+    adapters: str | Path | Sequence[str | Path] = (),
     accept_terms: bool = False,
     verbose: bool = False,
 ) -> LoadedModel:
@@ -70,12 +71,17 @@ def load_model(
         folder, config, length, device, dtype, quantised=quantised, adapters=adapters, verbose=verbose
     )
     own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    eos = tuple(dict.fromkeys(config.eos_token_ids + own_eos))
+    if beyond := [token for token in eos if token >= config.vocab_size]:
+        warnings.warn(
+            f"eos_token_id {beyond[0]} is beyond the {config.vocab_size} tokens: it ends nothing", stacklevel=2
+        )
     return LoadedModel(
         decoder,
         tokenizer,
         vocabulary,
         num_tokens=min(config.vocab_size, max(vocabulary.values()) + 1),
-        eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + own_eos)),
+        eos_token_ids=eos,
     )
 
 
@@ -87,7 +93,7 @@ def load_decoder(
     dtype: torch.dtype,
     *,
     quantised: torch.dtype | None = None,
-    adapters: Sequence[str | Path] = (),
+    adapters: str | Path | Sequence[str | Path] = (),
     verbose: bool = False,
 ) -> Decoder:
     """Check a checkpoint against its config, show and check the memory it needs, and load it weight by weight."""
@@ -183,8 +189,10 @@ def load_tokenizer(folder: Path) -> Any:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+    except Exception as error:  # tokenizers raises no narrower type
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be loaded: {error}", "it may need newer tokenizers or transformers"
+        ) from error
 
 
 def names_plain_class(folder: Path) -> bool:
@@ -226,8 +234,8 @@ def pick_length(max_length: int | None, config: ModelConfig) -> int:
     """Tokens of prompt and answer together."""
     if max_length is None:
         return min(config.max_position_embeddings, DEFAULT_MAX_LENGTH)
-    if not 2 <= max_length <= config.max_position_embeddings:
+    if not is_whole(max_length) or not 2 <= max_length <= config.max_position_embeddings:
         raise RequestError(
-            f"max_length must be in [2, {config.max_position_embeddings}], the model's own context, got {max_length}"
+            f"max_length must be in [2, {config.max_position_embeddings}], the model's own context, got {max_length!r}"
         )
     return max_length

@@ -72,12 +72,14 @@ class Adapter:
         return (weight.float() + delta).to(weight.dtype)
 
 
-def open_adapters(paths: Sequence[str | Path]) -> list[Adapter]:
+def open_adapters(paths: str | Path | Sequence[str | Path]) -> list[Adapter]:
     """Read adapters (folders with adapter_config.json and adapter_model.safetensors); they are merged in this order.
 
-    Raises ModelError for a kind of adapter, or a setting, that a merge of W + scale * B @ A does not express.
+    Raises ModelError for a kind of adapter, or a setting, that a merge of W + scale * B @ A does not express, and for
+    one that holds nothing, or values that are not finite: on some devices an answer would hide these.
     """
-    return [_open(Path(path).expanduser()) for path in paths]
+    several = [paths] if isinstance(paths, str | Path) else paths
+    return [_open(Path(path).expanduser()) for path in several]
 
 
 def _open(path: Path) -> Adapter:
@@ -94,6 +96,8 @@ def _open(path: Path) -> Adapter:
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
             shapes = f"A {list(a.shape)} and B {list(b.shape)}"
             raise ModelError(f"{file}: {name} has {shapes}, adapter_config.json says r = {rank}")
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise ModelError(f"{file}: {name} holds values that are not finite")
     return Adapter(path, scale, bool(config.get("fan_in_fan_out")), pairs)
 
 
@@ -138,6 +142,8 @@ def _read_pairs(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
     alone = halves["A"].keys() ^ halves["B"].keys()
     for name in sorted(alone):
         raise ModelError(f"{file}: {name} has only one of lora_A and lora_B")
+    if not halves["A"]:
+        raise ModelError(f"{file} holds no tensors of an adapter")
     return {name: (a, halves["B"][name]) for name, a in halves["A"].items()}
 
 

@@ -89,13 +89,14 @@ def make_fly(values: Values, num_tokens: int) -> Override:
     return Override(fly.unsure_of_three, fly.unsure_of_three_kernel, (theta, 0.0), lookahead=window - 1, reach=window)
 
 
-OVERRIDES: dict[str, Callable[[Values, int], Override]] = {
-    "margin": make_margin,
-    "pivot": make_pivot,
-    "judge": make_judge,
-    "fly": make_fly,
-    "typical": make_typical,
-    "topk": make_topk,
+# how each is made, and its own options
+OVERRIDES: dict[str, tuple[Callable[[Values, int], Override], str]] = {
+    "margin": (make_margin, "form, theta, rho, m"),
+    "pivot": (make_pivot, "model, sigma"),
+    "judge": (make_judge, "model, delta"),
+    "fly": (make_fly, "form, theta, lookahead"),
+    "typical": (make_typical, "eps, delta"),
+    "topk": (make_topk, "k"),
 }
 NAMES = ("auto", *BASES, *OVERRIDES)
 
@@ -112,16 +113,20 @@ def make_rule(spec: str, num_tokens: int) -> str | RelaxedRule:
         return name
     what = f"rule {name}"
     released = name == "margin" and values.get("form") == "released"
-    override = OVERRIDES[name](values, num_tokens)
+    make, own = OVERRIDES[name]
+    override = make(values, num_tokens)
+    bounded, window = "max-overrides" in values, values.get("window")
     override = replace(
         override,
         log_floor=margin.log(take_float(values, "floor", 0.0, what, 0.0, 1.0)),
         outer_floor=bool(take_int(values, "outer", 0, what, low=0, high=1)),
-        max_overrides=take_int(values, "max-overrides", 0, what, low=0),
+        max_overrides=take_int(values, "max-overrides", 1, what) if bounded else 0,
         window=take_int(values, "window", HISTORY, what, high=HISTORY),
     )
     base = take_choice(values, "base", "rejection" if released else "match", what, ("match", "rejection"))
-    refuse_rest(values, what, "its own, floor, outer, max-overrides, window, base")
+    refuse_rest(values, what, f"{own}, floor, outer, max-overrides, window, base")
+    if window is not None and not bounded:
+        raise RequestError(f"{what}: window={window} bounds nothing without max-overrides")
     if base == "rejection" and (override.lookahead or override.reach or override.outer_floor):
         raise RequestError(f"{what}: base=rejection decides node by node, without lookahead or an outer floor")
     if released and base == "match":
@@ -133,6 +138,8 @@ def bind(
     rule: str | AcceptanceRule | RelaxedRule, target: Decoder, num_tokens: int
 ) -> str | AcceptanceRule | RelaxedRule:
     """A rule for a target: made if it is a name, its classifier checked and on the target's device."""
+    if not isinstance(rule, str | AcceptanceRule | RelaxedRule):
+        raise RequestError(f"rule must be a name or a rule, got {rule!r}")
     rule = make_rule(rule, num_tokens) if isinstance(rule, str) else rule
     override = None if isinstance(rule, str) else rule.override
     if isinstance(rule, str) or override is None or (classifier := override.classifier) is None:

@@ -3,14 +3,13 @@
 Next to read: generate.py.
 """
 
-import sys
 from typing import Annotated
 
 import typer
 
 from pad_engine import __version__
 from pad_engine.serving import bench, calibrate, chat, evaluate, generate, info, label, models, trace, train, vocab
-from pad_engine.serving.terminal import quiet
+from pad_engine.serving.terminal import catch_interrupts, open_streams, quiet
 
 app = typer.Typer(
     help="Speculative decoding for one stream at the lowest latency.",
@@ -54,9 +53,8 @@ app.command("info")(info.info)
 def main() -> None:
     """The entry point of the installed command."""
     quiet()
-    for stream in (sys.stdout, sys.stderr):
-        # a terminal that cannot show a character gets a question mark, not an error
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    open_streams()
+    catch_interrupts()
     app()
 
 

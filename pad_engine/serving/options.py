@@ -96,7 +96,7 @@ class EngineOptions:
 
     def check(self, params: SamplingParams) -> None:
         """Refuse bad values before a model is fetched or loaded, which may take minutes."""
-        from pad_engine.loader import check_drafter, pick_draft_weights
+        from pad_engine.loader import check_draft_model, check_drafter, pick_draft_weights
         from pad_engine.models.loader import pick_device, pick_dtype
         from pad_engine.models.quantise import pick_weights
         from pad_engine.rules.select import make_rule, rule_for
@@ -106,8 +106,7 @@ class EngineOptions:
         pick_dtype(self.dtype, device)
         pick_draft_weights(self.draft_weights, self.draft_model, pick_weights(self.weights, device), device)
         name, _ = check_drafter(self.drafter_spec, self.trees, budget=2)
-        if name == "draft-model" and self.draft_model is None:
-            raise RequestError("--drafter draft-model needs --draft-model", 'a model, or "self:drop=3,4"')
+        check_draft_model(name, self.draft_model)
 
     def load(self, verbose: bool = False) -> "Engine":
         """Fetch and load. verbose: the memory estimate goes to standard error."""

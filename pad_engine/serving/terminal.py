@@ -4,11 +4,13 @@ Imports of torch and transformers stay inside functions, so that `pad --help` do
 """
 
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import typer
 
@@ -38,6 +40,32 @@ def quiet() -> None:
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 
 
+def open_streams() -> None:
+    """Streams that can be used, whatever the shell gave: one that it closed is as good as an empty one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the process
+        elif mode == "w":
+            # a terminal that cannot show a character gets a question mark, not an error
+            stream.reconfigure(errors="replace")
+
+
+def catch_interrupts() -> None:
+    """Ctrl-C ends the program also while torch is imported, which loses a KeyboardInterrupt or aborts of it. A shell
+    that has it ignored keeps that."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupted)
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """The handler of Ctrl-C."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    if getattr(spec, "_initializing", False):  # as the import system marks a module that is not ready
+        os._exit(INTERRUPTED)
+    signal.default_int_handler(number, frame)
+
+
 @contextmanager
 def reported(bad_request: int = FAILED) -> Iterator[None]:
     """Turn what may go wrong into lines on standard error and an exit code, without a traceback.
@@ -57,9 +85,17 @@ def reported(bad_request: int = FAILED) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader has seen enough. What is left in the buffer must go somewhere when the interpreter closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()  # the reader has seen enough
         raise typer.Exit(0) from None
+    except OSError as error:  # a full disk behind standard output, for one
+        print("error:", one_line(str(error)), file=sys.stderr)
+        drop_output()
+        raise typer.Exit(FAILED) from None
+
+
+def drop_output() -> None:
+    """What is left in the buffer of standard output must go somewhere when the interpreter closes it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def one_line(text: str) -> str:

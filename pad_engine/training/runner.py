@@ -90,8 +90,8 @@ class Runner:
         return Pair(replace(self.target, decoder=self.draft, num_tokens=self.pair.shared_tokens))
 
     def speed(self, setting: Setting, requests: Sequence[ForestRequest]) -> dict[str, Any]:
-        """Answer requests one by one by the engine, whose controller decides how much is drafted, once without a clock and
-        once with it: a GPU compiles and captures each depth when it is first drafted. Prefill is left out."""
+        """Answer requests one by one by the engine, whose controller decides how much is drafted, once without a clock
+        and once with it: a GPU compiles and captures each depth when it is first drafted. Prefill is left out."""
         loaded = self.pair_of(setting).target
         engine = draft_engine(loaded, self.draft, self.pair.shared_tokens, setting.depth, rule=setting.rule)
         for _ in range(2):
