@@ -1,6 +1,7 @@
 """Labels of tiny models whose truth is known: a token is a pivot iff the state behind its row lies on one side."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -57,6 +58,8 @@ def separable(decoder: Decoder, labels: Sequence[Label], harmless: float = 0.5) 
 
 def write_labels(path: Path, labels: Sequence[Label]) -> Path:
     """As `pad label` writes them."""
-    lines = [{"header": {"task": "none", "seed": 0}}, *(asdict(label) for label in labels)]
+    counts = Counter(label.question for label in labels)
+    done = [{"question": name, "done": True, "reason": "finished", "labels": n} for name, n in counts.items()]
+    lines = [{"header": {"task": "none", "seed": 0}}, *map(asdict, labels), *done]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path

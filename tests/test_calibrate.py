@@ -160,7 +160,8 @@ def test_harm_by_rounding_alone_is_said(tmp_path: Path, changed: int, warned: bo
 def test_questions_that_were_used_are_refused_by_name(tmp_path: Path) -> None:
     labels, card = tmp_path / "labels.jsonl", tmp_path / "pivot.json"
     lines = ('{"header": {"task": "t"}}', '{"question": "a"}', '{"question": "b"}', '{"question": "e", "done": true}')
-    labels.write_text("\n".join((*lines, '{"quest')))
+    # killed within a character
+    labels.write_bytes("\n".join((*lines, '{"question": "\u00fc')).encode()[:-1])
     card.write_text(json.dumps({"kind": "pivot-mlp", "questions": ["c", "d"]}))
     assert used_questions(labels) == {"a", "b", "e"} and used_questions(card) == {"c", "d"}
     assert trained_on(tmp_path / "pivot.safetensors") == {"c", "d"}

@@ -1,10 +1,11 @@
-"""`pad label`: its file, whole questions only, going on after a kill, shards, and what is refused."""
+"""`pad label`: its file, going on after a kill, shards, and what is refused."""
 
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,17 @@ def test_the_file(whole: Path, models: tuple[Path, Path]) -> None:
     assert settings["shard"] == "1/1" and "torch" in json.dumps(settings["machine"])
     done = [line for line in lines if "done" in line]
     assert sorted(line["question"] for line in done) == [f"train-{i}" for i in range(QUESTIONS)]
-    assert lines[-1] is done[-1] and sum(line["labels"] for line in done) == len(lines) - len(done) > 5
-    for line in lines:
-        if "done" not in line:
-            assert line["draft_id"] != line["target_id"] and len(line["prefix_ids"]) == line["step"]
-            rollout = line["draft_rollouts"][0]
-            assert set(rollout) == {"seed", "answer", "finish_reason", "utility", "tokens"}
-            assert isinstance(line["pivot"], bool) and line["sound"] is None
+    judged = [line for line in lines if "draft_id" in line]
+    assert lines[-1] is done[-1] and sum(line["labels"] for line in done) == len(judged) > 5
+    for line in judged:
+        assert line["draft_id"] != line["target_id"] and len(line["prefix_ids"]) == line["step"]
+        rollout = line["draft_rollouts"][0]
+        assert set(rollout) == {"seed", "answer", "finish_reason", "utility", "tokens"}
+        assert isinstance(line["pivot"], bool) and line["sound"] is None
+    notes = [line for line in lines if "note" in line]
+    assert {line["note"] for line in notes} == {"base", "greedy"} and len(lines) == len(done + judged + notes)
     _, labels = read_labels(whole)
-    assert len(labels) == len(lines) - len(done)
+    assert len(labels) == len(judged)
 
 
 @pytest.mark.parametrize("labeller", ["pad", "greedy"])
@@ -110,7 +113,7 @@ def test_drafting_changes_no_label(run: Callable[..., Result], whole: Path, tmp_
     assert by_question(plain) == by_question(drafted)
 
 
-def test_a_file_that_was_cut_anywhere_keeps_its_whole_questions(whole: Path, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_anywhere_keeps_its_whole_lines(whole: Path, tmp_path: Path) -> None:
     """At every byte of the last two lines, and many more of the last two questions and of the header."""
     data, out = whole.read_bytes(), tmp_path / "labels.jsonl"
     header = records(whole)[0]["header"]
@@ -126,9 +129,14 @@ def test_a_file_that_was_cut_anywhere_keeps_its_whole_questions(whole: Path, tmp
     ):
         out.write_bytes(data[:cut])
         store = LabelStore(out, header)
-        count = sum(end <= cut for end in finished)
-        assert store.done == set(names[:count])
-        assert out.read_bytes() == data[: finished[count - 1] if count else ends[0]]
+        assert store.done == set(names[: sum(end <= cut for end in finished)])
+        kept = data[: max((end for end in ends if end <= cut), default=ends[0])]
+        assert out.read_bytes() == kept
+        begun: dict[str, list[Any]] = {}
+        for line in map(json.loads, kept.splitlines()[1:]):
+            if line["question"] not in store.done:
+                begun.setdefault(line["question"], []).append(line)
+        assert store.begun == begun
         assert list(tmp_path.iterdir()) == [out]
 
 
@@ -169,6 +177,11 @@ def test_shards_together_are_the_whole(run: Callable[..., Result], whole: Path, 
     result = pad("merge-labels", out, *parts)
     assert result.exit_code == 0, result.output
     assert by_question(out) == by_question(whole)
+    asked = [line["question"] for line in records(out)[1:]]
+    assert len([name for name, _ in groupby(asked)]) == QUESTIONS  # one after another
+    before = out.read_bytes()
+    check_error(pad("merge-labels", out, parts[3], parts[1]), 1, "of the run's shards 1/4, 3/4 are not given")
+    assert out.read_bytes() == before
     check_error(pad("merge-labels", out, parts[0], parts[0]), 1, "question train-0 is in")
     other = tmp_path / "other.jsonl"
     other.write_text(parts[1].read_text().replace('"seed": 0, "shard"', '"seed": 5, "shard"'))

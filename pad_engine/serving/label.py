@@ -111,9 +111,9 @@ def label_by_ray(chosen: PairOptions, settings: "LabelSettings", parallel: int |
 
 def merge_labels(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file of all labels.")],
-    parts: Annotated[list[Path], typer.Argument(metavar="PART...", help="Files of one run's shards.")],
+    parts: Annotated[list[Path], typer.Argument(metavar="PART...", help="Files of all of one run's shards.")],
 ) -> None:
-    """Put the labels of several shards into one file."""
+    """Put the labels of all shards of a run into one file."""
     with reported():
         from pad_engine.training.label_store import merge_labels as merge
 

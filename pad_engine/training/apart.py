@@ -13,16 +13,16 @@ from pad_engine.errors import RequestError
 
 
 def used_questions(path: Path) -> set[str]:
-    """The ids of the questions in a file of labels or results (JSON lines with a `question` each), or in the .json of a
-    classifier (a list `questions`). RequestError for a file that names none."""
+    """The ids of the questions in a file of labels or results (JSON lines with a `question` each), be they done or only
+    begun, or in the .json of a classifier (a list `questions`). RequestError for a file that names none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        held = path.read_bytes()
         if path.suffix == ".jsonl":
-            # what follows the last line break was left unfinished by a killed run
-            records = [json.loads(line) for line in text.split("\n")[:-1]]
+            # what follows the last line break was left unfinished by a killed run, within a character perhaps
+            records = [json.loads(line) for line in held.split(b"\n")[:-1]]
             found = {str(record["question"]) for record in records if "question" in record}
         else:
-            found = listed(json.loads(text))
+            found = listed(json.loads(held))
     except (OSError, ValueError, TypeError) as error:
         raise RequestError(f"the questions of {path} cannot be read: {error}") from error
     if not found:

@@ -1,12 +1,18 @@
-"""The file that `pad label` writes, as training reads it: JSON lines, a header first. Next to read: features.py."""
+"""The file that `pad label` writes, as training reads it: JSON lines, a header first. Next to read: features.py.
+
+A line is a label, a note (progress.py) or the word that a question is done, which is its last one. Lines of several
+questions may alternate, as they are worked on at once.
+"""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pad_engine.errors import RequestError
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -29,18 +35,39 @@ class Label:
 
 
 def read_labels(path: Path) -> tuple[dict[str, Any], list[Label]]:
-    """The header and the labels. RequestError as of read_lines."""
+    """The header and the labels of finished questions, question by question. RequestError as of read_lines."""
     try:
         held = path.read_bytes()
     except OSError as error:
         raise RequestError(f"the labels {path} cannot be read: {error}", "make them with `pad label`") from error
-    labels: list[Label] = []
+    header, finished, _ = read_questions(path, held, lambda line, record: label_of(record))
+    return header, [label for labels in finished.values() for label in labels if label]
+
+
+def read_questions(
+    path: Path, held: bytes, item: Callable[[bytes, Mapping[str, Any]], Item]
+) -> tuple[dict[str, Any], dict[str, list[Item]], dict[str, list[Item]]]:
+    """The header of a file's bytes, and by question what `item` makes of its lines: of the questions that are done, and
+    of those that are only begun. Of one that is there twice the last copy counts. RequestError as of read_lines."""
+    finished: dict[str, list[Item]] = {}
+    begun: dict[str, dict[tuple[Any, Any], Item]] = {}
 
     def take(line: bytes, record: Mapping[str, Any]) -> None:
-        if "done" not in record:
-            labels.append(as_label(record))
+        question = str(record["question"])
+        lines = begun.setdefault(question, {})
+        kind = "done" if "done" in record else record.get("note")
+        # two runs that wrote at once have written each line of a question twice
+        lines[kind, record.get("step")] = item(line, record)
+        if kind == "done":
+            del begun[question]
+            # of the run that was behind only the end is left
+            whole = record.get("labels") == sum(one is None for one, _ in lines)
+            if whole or question not in finished:
+                finished[question] = list(lines.values())
 
-    return read_lines(path, held, take), labels
+    header = read_lines(path, held, take)
+    left = {question: list(lines.values()) for question, lines in begun.items() if question not in finished}
+    return header, finished, left
 
 
 def read_lines(path: Path, held: bytes, take: Callable[[bytes, Mapping[str, Any]], None]) -> dict[str, Any]:
@@ -63,6 +90,11 @@ def read_lines(path: Path, held: bytes, take: Callable[[bytes, Mapping[str, Any]
     if header is None:
         raise RequestError(f"{path} holds no labels: it has no first line", "make them with `pad label`")
     return header
+
+
+def label_of(record: Mapping[str, Any]) -> Label | None:
+    """A line as a label, None if it is another one. Errors as of as_label."""
+    return None if "done" in record or "note" in record else as_label(record)
 
 
 def as_label(record: Mapping[str, Any]) -> Label:

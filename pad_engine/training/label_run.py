@@ -27,8 +27,8 @@ def label_questions(
     """Label what the store does not hold yet. runner: the pair, how many continuations are decoded at once, and how
     many tokens the draft model drafts of each, which the target verifies without loss.
 
-    parallel: questions at work at most, and so how many a killed run loses; by default twice as many as continuations,
-    of which only those begin that fill the batch. sound: see Labeller.
+    parallel: questions at work at most; by default twice as many as continuations, of which only those begin that fill
+    the batch. Of each a killed run loses the place that was being judged. sound: see Labeller.
     """
     left = {question.id: question for question in questions if question.id not in store.done}
     if not left:
@@ -40,7 +40,10 @@ def label_questions(
     labeller = Labeller(task, settings, runner.text_of, frozenset(target.eos_token_ids), length, sound)
     forest = Forest(runner.pair, depth=runner.depth, batch=runner.batch, max_length=length)
     scheduler = Scheduler(forest, MismatchReader(runner.pair, length), parallel or 2 * runner.batch)
-    walks = ((name, labeller.walk(question, prompts[name])) for name, question in left.items())
+    walks = (
+        (name, labeller.walk(question, prompts[name], store.begun.get(name, ()), store.keep))
+        for name, question in left.items()
+    )
     for name, walked in scheduler.run(walks):
-        store.add(name, walked.records, walked.reason)
+        store.finish(name, walked.reason, len(walked.records))
         progress()

@@ -11,17 +11,19 @@ both runs are right by the task (its answers of code are compared so), and a que
 answer is discarded.
 
 Both follow one answer, the target's greedy one: until the next token that is kept from the draft it is what the two
-models walk along, so its mismatches are found by reading it once. Next to read: rollouts.py, mismatches.py.
+models walk along, so its mismatches are found by reading it once. Next to read: progress.py, rollouts.py,
+mismatches.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pad_engine.config import SamplingParams
 from pad_engine.errors import RequestError
 from pad_engine.forest_request import ForestAnswer, ForestRequest
 from pad_engine.training.mismatches import Mismatch
+from pad_engine.training.progress import Keep, Line, Progress, Rollout, followed, passed
 from pad_engine.training.rollouts import Read, Walk, rollout_seed
 from pad_engine.training.tasks.task import Question, Task
 
@@ -73,32 +75,6 @@ def parse_drop(spec: str) -> Callable[[float, float], bool]:
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """A judged text. seed: None for one that had ended already. ids: of the whole answer. answer: the final one."""
-
-    seed: int | None
-    ids: list[int]
-    answer: str | None
-    finish_reason: str
-    utility: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """As a record holds it."""
-        fields = {key: value for key, value in asdict(self).items() if key != "ids"}
-        return fields | {"tokens": len(self.ids)}
-
-
-@dataclass(frozen=True)
-class Step:
-    """A labelled mismatch. onward: the target's greedy answer behind the draft's token, where it is known. stop: the
-    question ends here."""
-
-    record: dict[str, Any]
-    onward: Rollout | None = None
-    stop: bool = False
-
-
-@dataclass(frozen=True)
 class Walked:
     """A finished question. reason: "finished", "stopped: ..." or "discarded: ..."."""
 
@@ -119,42 +95,52 @@ class Labeller:
     max_length: int
     sound: Sound | None = None
 
-    def walk(self, question: Question, prompt: list[int]) -> Walk[Walked]:
-        """Label one question. prompt: its token ids."""
-        pad = self.settings.labeller == PAD
-        if pad and (objection := (yield from self.objection(question, prompt))):
+    def walk(
+        self, question: Question, prompt: list[int], lines: Iterable[Line] = (), keep: Keep = lambda lines: None
+    ) -> Walk[Walked]:
+        """Label one question. prompt: its token ids. lines: what `keep` was given of it before, in a run that was
+        killed; nothing of that is decoded again."""
+        pad, so_far = self.settings.labeller == PAD, Progress(lines, keep)
+        if pad and not so_far.passed and (objection := (yield from self.objection(question, prompt, so_far))):
             return Walked([], f"discarded: {objection}")
-        reference = answer = yield from self.greedy(question, prompt, [])
+        reference = so_far.reference or (yield from self.follow(question, prompt, [], so_far))
         if not pad and reference.answer is None:
             return Walked([], "discarded: the target's greedy run has no final answer")
-        records: list[dict[str, Any]] = []
-        mismatches: list[Mismatch] = yield Read(prompt + answer.ids, len(prompt))
-        while mismatches:
-            found, *mismatches = mismatches
-            prefix = answer.ids[: found.index]
-            if pad:
-                step = yield from self.judge(question, prompt, prefix, found)
+        while not so_far.stopped:
+            answer = so_far.answer or (yield from self.follow(question, prompt, so_far.head, so_far))
+            mismatches: list[Mismatch] = yield Read(prompt + answer.ids, len(prompt))
+            for found in (mismatch for mismatch in mismatches if mismatch.index >= so_far.left):
+                prefix = answer.ids[: found.index]
+                if pad:
+                    judged = yield from self.judge(question, prompt, prefix, found)
+                else:
+                    judged = yield from self.judge_greedy(question, prompt, prefix, found, reference)
+                so_far.add(*judged)
+                if so_far.stopped or not judged[0]["pivot"]:
+                    break
             else:
-                step = yield from self.judge_greedy(question, prompt, prefix, found, reference)
-            records.append(step.record)
-            if step.stop:
-                return Walked(records, "stopped: both continuations are bad")
-            if not step.record["pivot"]:
-                answer = step.onward or (yield from self.greedy(question, prompt, [*prefix, found.draft_id]))
-                read: list[Mismatch] = yield Read(prompt + answer.ids, len(prompt))
-                mismatches = [mismatch for mismatch in read if mismatch.index > found.index]
-        return Walked(records, "finished")
+                return Walked(so_far.records, "finished")
+        return Walked(so_far.records, "stopped: both continuations are bad")
 
-    def objection(self, question: Question, prompt: list[int]) -> Walk[str]:
+    def objection(self, question: Question, prompt: list[int], so_far: Progress) -> Walk[str]:
         """Why rollouts would say nothing of a question; "" if they may."""
         s = self.settings
         base = (yield from self.rollouts(question, prompt, {"base": []}, s.rollouts, s.temperature))["base"]
         if utility(base) <= s.min_utility:
             return f"base utility {utility(base):g}"
-        return "the target's reasoning is unsound" if self.soundness(question, base) is False else ""
+        if (sound := self.soundness(question, base)) is False:
+            return "the target's reasoning is unsound"
+        so_far.add(passed(question.id, utility(base), sound))
+        return ""
 
-    def judge(self, question: Question, prompt: list[int], prefix: list[int], found: Mismatch) -> Walk[Step]:
-        """Label a mismatch by rollouts from both tokens."""
+    def follow(self, question: Question, prompt: list[int], head: list[int], so_far: Progress) -> Walk[Rollout]:
+        """The target's greedy answer that begins with a head, as one to go along."""
+        answer = yield from self.greedy(question, prompt, head)
+        so_far.add(followed(question.id, head, answer))
+        return answer
+
+    def judge(self, question: Question, prompt: list[int], prefix: list[int], found: Mismatch) -> Walk[list[Line]]:
+        """The label of a mismatch by rollouts from both tokens."""
         s = self.settings
         heads = {"draft": [*prefix, found.draft_id], "target": [*prefix, found.target_id]}
         branches = yield from self.rollouts(question, prompt, heads, s.rollouts, s.temperature)
@@ -165,21 +151,24 @@ class Labeller:
         stop = bad and (utility(target) == 0 or self.soundness(question, target) is False)
         record = self.record(question, prompt, prefix, found) | {
             "draft_utility": utility(draft), "target_utility": utility(target), "pivot": pivot, "sound": sound,
+            "stop": stop,
             "draft_rollouts": [one.to_dict() for one in draft], "target_rollouts": [one.to_dict() for one in target],
         }  # fmt: skip
-        return Step(record, stop=stop)
+        return [record]
 
     def judge_greedy(
         self, question: Question, prompt: list[int], prefix: list[int], found: Mismatch, reference: Rollout
-    ) -> Walk[Step]:
-        """Label a mismatch by the greedy run behind the draft's token. reference: the target's own."""
-        onward = yield from self.greedy(question, prompt, [*prefix, found.draft_id])
+    ) -> Walk[list[Line]]:
+        """The label of a mismatch by the greedy run behind the draft's token, and that run if it is to be followed.
+        reference: the target's own."""
+        head = [*prefix, found.draft_id]
+        onward = yield from self.greedy(question, prompt, head)
         same = onward.answer == reference.answer or onward.utility == reference.utility == 1
         record = self.record(question, prompt, prefix, found) | {
-            "draft_utility": float(same), "target_utility": 1.0, "pivot": not same, "sound": None,
+            "draft_utility": float(same), "target_utility": 1.0, "pivot": not same, "sound": None, "stop": False,
             "draft_rollouts": [onward.to_dict()], "target_rollouts": [reference.to_dict()],
         }  # fmt: skip
-        return Step(record, onward)
+        return [record, followed(question.id, head, onward)] if same else [record]
 
     def record(self, question: Question, prompt: list[int], prefix: list[int], found: Mismatch) -> dict[str, Any]:
         """What is known of a mismatch before it is judged."""
