@@ -153,7 +153,7 @@ def test_what_fails_is_a_line_and_is_tried_again(
     # what needs no labels is tried all the same
     assert quick == ["label", "label", "eval", "eval", "label", "label"]
     assert out.count("label-mixed-1: failed with exit code 1: error: ") == 4
-    assert "jobs are left: label-mixed, train-mixed, calibrate-mixed-pivot," in out
+    assert "jobs are left: label-mixed, train-mixed, calibrate-mixed-unfloored," in out
     assert "mixed: no summary, as base-mixed is not" in out
     assert not Path("results").exists()
 

@@ -5,6 +5,7 @@ Next to read: training/labels.py for what a label is, pair.py for what is shared
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -141,12 +142,17 @@ def header_of(
 
 
 def summary(path: Path) -> str:
-    """What a file of labels holds."""
-    from pad_engine.training.label_file import read_labels
+    """What a file of labels holds, and how many questions gave none or stopped, and why."""
+    from pad_engine.training.label_file import read_labels, read_reasons
 
-    _, labels = read_labels(path)
+    labels, reasons = read_labels(path)[1], read_reasons(path)
+    early: Counter[str] = Counter()
+    for reason, count in reasons.items():
+        if reason != "finished":
+            early[re.sub(r" [\d.]+$", "", reason)] += count  # without the utility itself
+    why = "".join(f"; {count} {reason}" for reason, count in early.items())
     pivots = sum(one.pivot for one in labels)
-    return f"{len(labels)} labels of {len({one.question for one in labels})} questions, {pivots} of them pivots: {path}"
+    return f"{len(labels)} labels of {reasons.total()} questions, {pivots} of them pivots{why}: {path}"
 
 
 @contextmanager

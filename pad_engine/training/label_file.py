@@ -5,6 +5,7 @@ questions may alternate, as they are worked on at once.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,12 @@ def read_labels(path: Path) -> tuple[dict[str, Any], list[Label]]:
         raise RequestError(f"the labels {path} cannot be read: {error}", "make them with `pad label`") from error
     header, finished, _ = read_questions(path, held, lambda line, record: label_of(record))
     return header, [label for labels in finished.values() for label in labels if label]
+
+
+def read_reasons(path: Path) -> Counter[str]:
+    """Why finished questions ended, and how many of them. RequestError as of read_lines."""
+    _, finished, _ = read_questions(path, path.read_bytes(), lambda line, record: record.get("reason"))
+    return Counter(reason for reasons in finished.values() for reason in reasons if reason)
 
 
 def read_questions(
