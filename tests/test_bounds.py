@@ -106,6 +106,8 @@ def test_the_paired_interval_covers(n: int) -> None:
 def test_the_sign_test_counts_throws_of_an_even_coin() -> None:
     assert sign_test(0, 5) == 1.0 and sign_test(5, 0) == pytest.approx(1 / 32)
     assert sign_test(3, 2) == pytest.approx((10 + 5 + 1) / 32) and sign_test(0, 0) == 1.0
+    assert sign_test(60, 0) == pytest.approx(2.0**-60, rel=1e-9, abs=0)
+    assert sign_test(58, 2) == pytest.approx((1 + 60 + 30 * 59) / 2**60, rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize(("count", "n", "confidence"), [(-1, 5, 0.9), (6, 5, 0.9), (0, 0, 0.9), (1, 5, 1.0), (1, 5, 0)])

@@ -87,7 +87,8 @@ def score(gained: int, lost: int, n: int, difference: float) -> float:
 def sign_test(first: int, second: int) -> float:
     """How likely an even coin shows its first side so often or more often, of first + second throws: McNemar's test for
     paired answers, one-sided and exact."""
-    return 1.0 - binomial_cdf(first - 1, first + second, 0.5)
+    # so many first sides are as likely as so many second ones; 1 - cdf would lose all that is small
+    return binomial_cdf(second, first + second, 0.5)
 
 
 def crossing(rises: Callable[[float], float], low: float, high: float) -> float:
