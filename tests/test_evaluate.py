@@ -179,6 +179,9 @@ def test_figures_of_answers_written_by_hand() -> None:
     assert (one.overrides, one.overrides_per_100_tokens, one.same_as_target) == (20, 20.0, 0)
     same = summarise("target", target, target, 0.95)
     assert (same.harms, same.gains, same.net, same.same_as_target) == (0, 0, 0.0, 10)
+    # without speculation a kept draft is no accepted one
+    direct = summarise("direct topk:k=3", loose, target, 0.95)
+    assert (direct.acceptance_rate, direct.mean_accept_length, direct.tokens_per_round) == (None, None, 2.5)
 
 
 def test_harm_is_compared_at_equal_numbers_of_overrides() -> None:
@@ -216,12 +219,14 @@ def test_an_evaluation_is_json_and_a_table(tmp_path: Path) -> None:
     answers = {"target": answered("target", [1, 1, 0, 1]), "draft": answered("draft", [0, 0, 0, 1])}
     answers |= {name: answered(name, [1, 1, 0, 1]) for name in ("greedy", "topk:k=3", "topk:k=2")}
     answers["margin:theta=0.9"] = answered("margin:theta=0.9", [1, 0, 0, 1], overrides=3)
+    answers["direct topk:k=2"] = answered("direct topk:k=2", [1, 1, 0, 1])
     found = evaluation(answers, ["topk:k=3", "margin:theta=0.9", "topk:k=2"], 0.95)
     assert [one.setting for one in found.families["topk"]] == ["topk:k=2", "topk:k=3"]
     assert json.loads(json.dumps(asdict(found), allow_nan=False))["settings"][0]["setting"] == "target"
     text = markdown(found, {"target": {"tokens_per_second": 8.0}, "greedy": {"tokens_per_second": 12.0}})
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    assert {len(row) for row in rows[:8]} == {13} and rows[4][-1] == "12.0 (1.50x) |"
+    assert {len(row) for row in rows[:9]} == {13} and rows[4][-1] == "12.0 (1.50x) |"
+    assert rows[8][0] == "| direct topk:k=2" and rows[8][6:9] == ["-", "-", "2.50"]
     assert "ids for 0 of 4 questions" in text
     try:
         import matplotlib  # noqa: F401

@@ -10,7 +10,7 @@ from typing import Any
 from pad_engine.training.bounds import interval, paired_interval, sign_test, upper_bound
 from pad_engine.training.evaluate import harmed
 from pad_engine.training.results import Answered
-from pad_engine.training.settings import TARGET, families
+from pad_engine.training.settings import DIRECT, TARGET, families
 
 Answers = Mapping[str, Answered]  # by question
 Curve = Sequence[tuple[float, float]]
@@ -24,7 +24,8 @@ class Summary:
     harm_upper_bound: exact and one-sided. gains: those that only the setting has right; net: gains less harms over n,
     with its paired interval. truncated: not right and stopped at the limit of tokens; wrong: not right though the
     answer ended by itself. mean_accept_length: drafted tokens kept a round. Figures of drafts are None where nothing
-    was drafted. same_as_target: answers whose ids are the target's own, one for one.
+    was drafted, or only to follow a rule without speculation. same_as_target: answers whose ids are the target's own,
+    one for one.
     """
 
     setting: str
@@ -60,7 +61,9 @@ def summarise(setting: str, answers: Answers, target: Answers, confidence: float
     gains = sum(harmed(answers, target))
     total = {name: sum(getattr(answer, name) for answer in given)
              for name in ("tokens", "rounds", "draft_tokens", "accepted_tokens")}  # fmt: skip
-    drafted, rounds = total["draft_tokens"], total["rounds"]
+    rounds = total["rounds"]
+    # there a drafted token that is kept ends its round and is not counted as accepted (baselines.py)
+    drafted = 0 if setting.startswith(DIRECT) else total["draft_tokens"]
     truncated = sum(answer.finish_reason == "length" and not answer.right for answer in given)
     overrides = sum(len(answer.overrides) for answer in given)
     return Summary(
