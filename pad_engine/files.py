@@ -37,3 +37,11 @@ def write_file(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """The same with JSON."""
     write_file(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if there is one. RequestError if that cannot be done."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be removed: {error.strerror}") from error

@@ -246,3 +246,18 @@ def test_a_rule_that_fails_at_once_leaves_no_certificate(models: list[str], tmp_
                  "--out", out)  # fmt: skip
     check_error(result, 1, "nothing can be certified: the strictest setting, 1, harms")
     assert "hint: " in result.stderr and not (tmp_path / "c.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore:the target alone has only")
+def test_a_certificate_names_the_setting_that_failed(models: list[str], tmp_path: Path) -> None:
+    """Last, after those that passed; and a later refusal in the same place leaves no certificate of the try before."""
+    out = tmp_path / "c.jsonl"
+    arguments = ("--rule", "random", "--questions", "40", "--max-loss", "0.1", "--out", out)
+    result = pad("calibrate", models, *arguments, "--settings", "0,1")
+    certificate = json.loads((tmp_path / "c.json").read_text())
+    assert result.exit_code == 0 and result.stdout == "--rule random:rate=0\n" and certificate["setting"] == 0.0
+    assert [(one["setting"], one["passed"]) for one in certificate["tested"]] == [(0.0, True), (1.0, False)]
+    assert certificate["tested"][1]["harm_upper_bound"] > 0.1 and certificate["rule"] == "random:rate=0"
+    out.unlink()
+    check_error(pad("calibrate", models, *arguments, "--settings", "1"), 1, "nothing can be certified")
+    assert out.exists() and not (tmp_path / "c.json").exists()

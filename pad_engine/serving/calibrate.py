@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pad_engine.errors import RequestError
-from pad_engine.files import write_json
+from pad_engine.files import remove_file, write_json
 from pad_engine.serving import options, pair
 from pad_engine.serving.pair import PairOptions
 from pad_engine.serving.terminal import BAD_USAGE, reported
@@ -62,7 +62,7 @@ def calibrate(
         accept_terms, apart or [], out,
     )  # fmt: skip
     with reported(bad_request=BAD_USAGE):
-        from pad_engine.training.calibrate import Limit, check_enough
+        from pad_engine.training.calibrate import Limit, certified, check_enough
         from pad_engine.training.results import Results
 
         limit = Limit(max_loss, confidence)
@@ -76,11 +76,14 @@ def calibrate(
             given.check(chosen.compared(made, runner), {one.name: one.facts for one in references})
     with reported():
         work = chosen.work(made, runner, rule=rule, sequence=list(sequence.values()), **asdict(limit))
+        place = out.with_suffix(".json")
+        remove_file(place)  # the certificate of an earlier try must not stand beside a refusal
         if given is not None:
             work.results.take_over(given, [one.name for one in references])
         tested = run(sequence, references, asked, runner, work, limit)
-        write_json(out.with_suffix(".json"), certificate(sequence, tested, work, limit))
-        print(f"--rule {sequence[tested[-1].setting]}")
+        best = certified(tested, limit)[-1]
+        write_json(place, certificate(sequence, best, tested, work, limit))
+        print(f"--rule {sequence[best.setting]}")
 
 
 def sequence_of(rule: str, settings: str | None) -> dict[float, str]:
@@ -107,9 +110,9 @@ def run(
     sequence: dict[float, str], references: "Sequence[Setting]", asked: "Sequence[Question]", runner: "Runner",
     work: "Work", limit: "Limit",
 ) -> "list[Trial]":  # fmt: skip
-    """The settings that were tested and passed. references: the target, and what shows its rounding, if anything.
-    RequestError if no setting passed."""
-    from pad_engine.training.calibrate import certified, check_rounding, run_trials
+    """The settings that were tested, of which only the last may have failed. references: the target, and what shows its
+    rounding, if anything."""
+    from pad_engine.training.calibrate import check_rounding, run_trials
     from pad_engine.training.evaluate import as_requests
 
     settings = {value: runner.setting(spec) for value, spec in sequence.items()}
@@ -121,12 +124,14 @@ def run(
         word = "passed" if one.passed else "failed"
         print(f"{sequence[one.setting]}: {one.harms} of {one.questions} harmed, so at most "
               f"{one.harm_upper_bound:.4f}: {word}", file=sys.stderr)  # fmt: skip
-    return certified(tested, limit)
+    return tested
 
 
-def certificate(sequence: dict[float, str], tested: "Sequence[Trial]", work: "Work", limit: "Limit") -> dict[str, Any]:
-    """What is known of the last setting that passed, and how it was found."""
-    best = tested[-1]
+def certificate(
+    sequence: dict[float, str], best: "Trial", tested: "Sequence[Trial]", work: "Work", limit: "Limit"
+) -> dict[str, Any]:
+    """What is known of the last setting that passed, and how it was found: all that was tested, the one that failed, if
+    one did, last."""
     return {
         "rule": sequence[best.setting], **asdict(best), **asdict(limit),
         "tested": [asdict(one) for one in tested],
