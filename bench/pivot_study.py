@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from jobs import AGAIN, DONE, Job, Queue, stop_on_sigterm
+from jobs import AGAIN, DONE, Job, Queue, read_mark, stop_on_sigterm
 from pivot_summary import summarise
 
 from pad_engine.files import write_file
@@ -117,9 +117,12 @@ class Study:
         return with_setting(self.rule(name), sweep_of(self.rule(name)).option, value)
 
     def certified(self, name: str) -> str | None:
-        """The certified spec of a rule, if there is one."""
+        """The certified spec of a rule, if its calibration is done and found one."""
         place = self.place(f"calibrate-{{pair}}-{name}.json")
-        return str(json.loads(place.read_text(encoding="utf-8"))["rule"]) if place.is_file() else None
+        mark = read_mark(self.args.work, place.stem)
+        if mark is None or mark.outcome != DONE:
+            return None
+        return str(json.loads(place.read_text(encoding="utf-8"))["rule"])
 
     def labels_of(self, number: int) -> str:
         """The file of a shard's labels."""

@@ -158,6 +158,17 @@ def test_what_fails_is_a_line_and_is_tried_again(
     assert not Path("results").exists()
 
 
+def test_a_certificate_counts_once_its_calibration_is_done(call: list[str]) -> None:
+    """One of an earlier call, or of a calibration that was killed or refused since, is none."""
+    one = study.Study("mixed", study.parse(["eval", *call]))
+    Path("work").mkdir()
+    Path("work/calibrate-mixed-gap.json").write_text('{"rule": "margin:form=gap,m=0.1"}')
+    assert one.certified("gap") is None and one.eval("gap") == "nothing certified"
+    for outcome, spec in (("nothing can be certified: ...", None), (jobs.DONE, "margin:form=gap,m=0.1")):
+        jobs.write_mark(Path("work"), "calibrate-mixed-gap", jobs.Mark(outcome, ["calibrate"]))
+        assert one.certified("gap") == spec
+
+
 def test_settings_go_from_strict_to_loose_and_seeds_are_fresh(call: list[str]) -> None:
     """The order of a calibration is fixed, and its settings are the sweep's own; no seed is that of pairs.py."""
     one = study.Study("mixed", study.parse(["calibrate", *call]))
