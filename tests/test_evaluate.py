@@ -154,9 +154,32 @@ def test_other_settings_and_broken_files_are_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "{}x\n" + '{"setting": "s"}\n')
     with pytest.raises(RequestError, match="line 3 is no line of results"):
         Results(path, {"task": "a", "depth": 8})
-    path.write_text("not json\n")
-    with pytest.raises(RequestError, match="line 1 is no line of results"):
-        Results(path, {"task": "a", "depth": 8})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("not json\n", "holds no results: its first line does not begin with"),
+        ('{"answers": [1, 2]}', "holds no results"),  # all of it in a line that nothing ends
+        ('{"question": "a"}\n{"question": "b"}', "holds no results"),
+        ('{"header": 3}\n', "line 1 is no line of results"),
+        ('{"header": {"task": "b"}}\n{"setting": "s"}\n{"sett', "begun with task 'b', and this run has 'a'"),
+        ('{"header": {"task": "a"}}\n{"setting": "s"}\n{}\n{"sett', "line 3 is no line of results"),
+    ],
+)
+def test_a_file_that_is_refused_is_left_as_it_is(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text(content)
+    with pytest.raises(RequestError, match=words):
+        Results(path, {"task": "a"})
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("left", [0, 1, 9, 15, -1, None])
+def test_a_header_that_was_not_whole_is_written_again(left: int | None, tmp_path: Path) -> None:
+    path, line = tmp_path / "r.jsonl", '{"header": {"task": "a"}}\n'
+    path.write_text(line[:left])
+    assert Results(path, {"task": "a"}).header == {"task": "a"} and path.read_text() == line
 
 
 def test_a_split_must_have_the_questions() -> None:

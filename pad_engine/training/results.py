@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pad_engine.errors import RequestError
 
 UNCOMPARED = ("machine",)  # of a header: a run may go on after an update, or elsewhere
+BEGINNING = b'{"header": '
 SAME_RUN = "give another --out, or the same options as before"
 SAME_ANSWERS = "answers are taken from a file of `pad eval` on the same questions, with the same options"
 
@@ -59,25 +60,26 @@ class Results:
         self.settings: dict[str, dict[str, Any]] = {}
         self.speeds: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, dict[str, Answered]] = {}
-        begun = (header is None or path.exists()) and self.read(repair=header is not None)
+        whole = self.read() if header is None or path.exists() else 0
         if header is None:
             return
         found, self.header = self.header, json.loads(json.dumps(header))
-        if begun:
+        if whole:
             check_header(path, found, self.header)
-        else:
+        self.cut(whole)
+        if not whole:
             self.write({"header": self.header})
 
-    def read(self, repair: bool) -> bool:
-        """Take in the file's header and lines; whether it has any. repair: a last line that is not whole is taken
-        off."""
+    def read(self) -> int:
+        """Take in the file's header and whole lines; how many bytes these are."""
         try:
             data = self.path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if repair and whole < len(data):
-                os.truncate(self.path, whole)
         except OSError as error:
             raise RequestError(f"the results {self.path} cannot be read: {error.strerror}") from error
+        # a killed run may have left as little as the beginning of this
+        if not data.startswith(BEGINNING[: len(data)]):
+            raise RequestError(f"{self.path} holds no results: its first line does not begin with {BEGINNING.decode()}")
+        whole = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
                 record = json.loads(line)
@@ -87,7 +89,15 @@ class Results:
                     self.take(record)
             except (ValueError, KeyError, TypeError) as error:
                 raise RequestError(f"{self.path}, line {number} is no line of results: {error!r}") from error
-        return whole > 0
+        return whole
+
+    def cut(self, whole: int) -> None:
+        """Take off what follows the whole lines of a file that is there."""
+        try:
+            if self.path.exists():
+                os.truncate(self.path, whole)
+        except OSError as error:
+            raise RequestError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def take(self, record: dict[str, Any]) -> None:
         """Sort a line in."""
