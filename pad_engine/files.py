@@ -1,11 +1,21 @@
-"""Files that are written whole or not at all, and refused before the work if their place is none."""
+"""Files that are written whole or not at all, or grow by one process alone, and are refused before the work if their
+place is none."""
 
+import errno
 import json
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pad_engine.errors import RequestError
+
+if sys.platform != "win32":
+    import fcntl
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # what some network disks say: there it goes without
 
 
 def check_place(path: Path) -> None:
@@ -45,3 +55,47 @@ def remove_file(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise RequestError(f"{path} cannot be removed: {error.strerror}") from error
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep a file that grows to this process. RequestError where another one has it.
+
+    The file itself may be replaced meanwhile, so what is locked is `.NAME.lock` beside it. That goes at the end; one
+    that a killed process has left is locked by nobody, and is used again.
+    """
+    if sys.platform == "win32":  # there is no flock
+        yield
+        return
+    real = path.resolve()
+    lock = real.with_name(f".{real.name}.lock")
+    try:
+        descriptor = lock_file(lock)
+    except BlockingIOError as error:
+        raise RequestError(f"another process writes to {path}", "wait until it ends, or give another --out") from error
+    except OSError as error:
+        raise RequestError(f"{path} cannot be written: {lock} cannot be locked: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)  # first, or it might be another's already
+        os.close(descriptor)
+
+
+def lock_file(lock: Path) -> int:
+    """Make a file if there is none, and lock it until the descriptor that is returned is closed, or the process is
+    gone. OSError if that cannot be done, BlockingIOError where another process has it."""
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), lock.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return descriptor
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # another process has removed this one since it was opened

@@ -10,6 +10,7 @@ from evaluating import Parity
 from tiny import Make, random_classifier
 from typer.testing import CliRunner, Result
 
+from pad_engine.files import held
 from pad_engine.rules.classifier import PIVOT_MLP
 from pad_engine.serving.cli import app
 from pad_engine.training.bounds import upper_bound
@@ -261,3 +262,12 @@ def test_a_certificate_names_the_setting_that_failed(models: list[str], tmp_path
     out.unlink()
     check_error(pad("calibrate", models, *arguments, "--settings", "1"), 1, "nothing can be certified")
     assert out.exists() and not (tmp_path / "c.json").exists()
+
+
+def test_a_file_that_another_process_writes_to_is_refused(models: list[str], tmp_path: Path) -> None:
+    out, words = tmp_path / "r.jsonl", f"another process writes to {tmp_path / 'r.jsonl'}"
+    with held(out):
+        check_error(pad("eval", models, "--rules", "topk", "--questions", "4", "--out", out), 1, words)
+        check_error(pad("calibrate", models, *CALIBRATION, "--out", out), 1, words)
+        assert not out.exists()
+    assert not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ from tiny import Make
 from typer.testing import Result
 
 from pad_engine.errors import RequestError
+from pad_engine.files import held
 from pad_engine.training.label_file import read_labels
 from pad_engine.training.label_store import LabelStore, merge_labels
 from pad_engine.training.tasks.task import Question
@@ -167,6 +168,16 @@ def test_other_settings_are_refused(
     shutil.copy(whole, out)
     check_error(run(out, *options), 1, words)
     assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_file_that_another_process_writes_to_is_refused(
+    run: Callable[..., Result], whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "labels.jsonl"
+    shutil.copy(whole, out)
+    with held(out):
+        check_error(run(out), 1, f"another process writes to {out}")
+    assert run(out).exit_code == 0 and list(tmp_path.iterdir()) == [out]
 
 
 def test_shards_together_are_the_whole(run: Callable[..., Result], whole: Path, tmp_path: Path) -> None:

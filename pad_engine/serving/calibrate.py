@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pad_engine.errors import RequestError
-from pad_engine.files import remove_file, write_json
+from pad_engine.files import held, remove_file, write_json
 from pad_engine.serving import options, pair
 from pad_engine.serving.pair import PairOptions
 from pad_engine.serving.terminal import BAD_USAGE, reported
@@ -74,7 +74,7 @@ def calibrate(
         references = references_of(runner)
         if given is not None:
             given.check(chosen.compared(made, runner), {one.name: one.facts for one in references})
-    with reported():
+    with reported(), held(out):
         work = chosen.work(made, runner, rule=rule, sequence=list(sequence.values()), **asdict(limit))
         place = out.with_suffix(".json")
         remove_file(place)  # the certificate of an earlier try must not stand beside a refusal

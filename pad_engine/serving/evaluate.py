@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pad_engine.files import write_json
+from pad_engine.files import held, write_json
 from pad_engine.serving import options, pair
 from pad_engine.serving.pair import PairOptions
 from pad_engine.serving.terminal import BAD_USAGE, reported
@@ -65,7 +65,7 @@ def evaluate(
         runner = chosen.load()
         names = [TARGET, DRAFT, GREEDY, *specs, *(f"{DIRECT}{spec}" for spec in specs if direct)]
         settings = [runner.setting(name) for name in names]
-    with reported():
+    with reported(), held(out):
         from pad_engine.training.evaluate import answer_each
         from pad_engine.training.summary import evaluation
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pad_engine.errors import RequestError
-from pad_engine.files import check_place
+from pad_engine.files import check_place, held
 from pad_engine.serving import options, pair
 from pad_engine.serving.pair import PairOptions
 from pad_engine.serving.terminal import BAD_USAGE, reported
@@ -88,9 +88,11 @@ def label_shard(chosen: PairOptions, settings: "LabelSettings", parallel: int | 
 
     task, asked = chosen.check([])
     runner, mine = chosen.load(), asked[first - 1 :: every]
-    store = LabelStore(chosen.out, header_of(chosen, task, runner, settings, f"{first}/{every}"))
-    with progress_bar(len(mine), sum(one.id in store.done for one in mine)) as advance:
-        label_questions(runner, task, mine, settings, store, parallel=parallel, progress=advance)
+    header = header_of(chosen, task, runner, settings, f"{first}/{every}")
+    with held(chosen.out):
+        store = LabelStore(chosen.out, header)
+        with progress_bar(len(mine), sum(one.id in store.done for one in mine)) as advance:
+            label_questions(runner, task, mine, settings, store, parallel=parallel, progress=advance)
     return chosen.out
 
 
