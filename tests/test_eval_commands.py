@@ -11,9 +11,11 @@ from tiny import Make, random_classifier
 from typer.testing import CliRunner, Result
 
 from pad_engine.files import held
+from pad_engine.models.digest import model_digest
 from pad_engine.rules.classifier import PIVOT_MLP
 from pad_engine.serving.cli import app
 from pad_engine.training.bounds import upper_bound
+from pad_engine.training.evaluate import questions_digest
 from pad_engine.training.runner import Runner
 
 TASK = "evaluating:Parity"
@@ -175,7 +177,9 @@ def test_answers_of_another_run_are_refused(
     base, out = tmp_path / "base.jsonl", tmp_path / "c.jsonl"
     facts = {"task": TASK, "split": "calibration", "questions": 30, "max_tokens": 12, "model": models[1],
              "adapters": [], "draft_model": models[3], "max_length": 256, "dtype": "float32", "device": "cpu",
-             "seed": 1, "depth": 4}  # fmt: skip
+             "seed": 1, "depth": 4, "model_digest": model_digest(Path(models[1])), "adapter_digests": [],
+             "draft_model_digest": model_digest(Path(models[3])),
+             "questions_digest": questions_digest(list(Parity().questions("calibration", 30, 1)))}  # fmt: skip
     base.write_text(json.dumps({"header": facts | {key: found, "machine": {}}}) + "\n")
     arguments = (*CALIBRATION, "--answers", base, "--out", out)
     words = f"base.jsonl was begun with {key} {found!r}, and this run has {run!r}"

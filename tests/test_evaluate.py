@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,10 +19,11 @@ from pad_engine.rules.classifier import LINEAR_JUDGE, PIVOT_MLP
 from pad_engine.rules.override import judged_nodes
 from pad_engine.rules.select import RelaxedRule
 from pad_engine.training.baselines import make_any_rule
-from pad_engine.training.evaluate import Setting, Work, answer_all, answer_each, draw
+from pad_engine.training.evaluate import Setting, Work, answer_all, answer_each, draw, questions_digest
 from pad_engine.training.results import Override, Results
 from pad_engine.training.settings import SWEEPS, families, named, ordered, sweep_of, with_setting
 from pad_engine.training.summary import at_equal_overrides, evaluation, falls, interpolated, summarise
+from pad_engine.training.tasks.task import Question
 
 # --- settings
 
@@ -147,8 +149,12 @@ def test_other_settings_and_broken_files_are_refused(tmp_path: Path) -> None:
     Results(path, {"task": "a", "depth": 8}).begin("pivot:sigma=0.1", {"depth": 8, "classifier": "aa"})
     with pytest.raises(RequestError, match="begun with depth 8, and this run has 4"):
         Results(path, {"task": "a", "depth": 4})
-    with pytest.raises(RequestError, match="begun with model None, and this run has 'm'"):
+    with pytest.raises(RequestError, match="begun without model, and this run has 'm'"):
         Results(path, {"task": "a", "depth": 8, "model": "m"})
+    with pytest.raises(RequestError, match="begun without model, and this run has None"):
+        Results(path, {"task": "a", "depth": 8, "model": None})
+    with pytest.raises(RequestError, match="begun with depth 8, and this run has none"):
+        Results(path, {"task": "a"})
     with pytest.raises(RequestError, match=r"begun with classifier 'aa', and setting pivot:sigma=0\.1 has 'bb'"):
         Results(path, {"task": "a", "depth": 8}).begin("pivot:sigma=0.1", {"depth": 8, "classifier": "bb"})
     path.write_text(path.read_text() + "{}x\n" + '{"setting": "s"}\n')
@@ -185,6 +191,18 @@ def test_a_header_that_was_not_whole_is_written_again(left: int | None, tmp_path
 def test_a_split_must_have_the_questions() -> None:
     with pytest.raises(RequestError, match="has 40 questions in its test split, and 41 are asked for"):
         draw(Parity(), "test", 41, 0)
+
+
+def test_a_digest_of_questions_is_that_of_all_that_is_asked() -> None:
+    """In any order, so that a task that shuffles them is no other; what JSON cannot hold is named."""
+    questions = [Question("a", "1 + 1", 2), Question("b", [{"role": "user", "content": "2 + 2"}], {"is": [4]})]
+    digest = questions_digest(questions)
+    assert questions_digest(questions[::-1]) == digest
+    for change in ({"id": "c"}, {"prompt": "1 + 2"}, {"answer": "2"}):
+        assert questions_digest([replace(questions[0], **change), questions[1]]) != digest
+    assert questions_digest(questions[:1]) != digest
+    with pytest.raises(RequestError, match="question c is expected to be of what JSON can hold"):
+        questions_digest([*questions, Question("c", "?", {1})])
 
 
 # --- figures

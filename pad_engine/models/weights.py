@@ -66,6 +66,11 @@ class Checkpoint:
         raise ModelError(f"{folder} has neither {SINGLE} nor {INDEX}", "the folder of a model in safetensors is wanted")
 
     @property
+    def files(self) -> list[Path]:
+        """The files that hold the tensors."""
+        return sorted({entry.file for entry in self._entries.values()})
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors as stored."""
         return sum(entry.nbytes for entry in self._entries.values())

@@ -73,9 +73,9 @@ def calibrate(
         runner = chosen.load()
         references = references_of(runner)
         if given is not None:
-            given.check(chosen.compared(made, runner), {one.name: one.facts for one in references})
+            given.check(chosen.compared(made, asked, runner), {one.name: one.facts for one in references})
     with reported(), held(out):
-        work = chosen.work(made, runner, rule=rule, sequence=list(sequence.values()), **asdict(limit))
+        work = chosen.work(made, asked, runner, rule=rule, sequence=list(sequence.values()), **asdict(limit))
         place = out.with_suffix(".json")
         remove_file(place)  # the certificate of an earlier try must not stand beside a refusal
         if given is not None:

@@ -69,7 +69,7 @@ def evaluate(
         from pad_engine.training.evaluate import answer_each
         from pad_engine.training.summary import evaluation
 
-        work, requests = chosen.work(made, runner), as_requests(asked, made, runner.encode)
+        work, requests = chosen.work(made, asked, runner), as_requests(asked, made, runner.encode)
         answers = dict(zip(names, answer_each(settings, asked, requests, work), strict=True))
         time_settings(settings, requests[:time], runner, work)
         found = evaluation(answers, specs, confidence)

@@ -6,7 +6,7 @@ Next to read: training/labels.py for what a label is, pair.py for what is shared
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from pad_engine.serving.terminal import BAD_USAGE, reported
 if TYPE_CHECKING:
     from pad_engine.training.labels import LabelSettings
     from pad_engine.training.runner import Runner
-    from pad_engine.training.tasks.task import Task
+    from pad_engine.training.tasks.task import Question, Task
 
 
 def label(
@@ -88,7 +88,7 @@ def label_shard(chosen: PairOptions, settings: "LabelSettings", parallel: int | 
 
     task, asked = chosen.check([])
     runner, mine = chosen.load(), asked[first - 1 :: every]
-    header = header_of(chosen, task, runner, settings, f"{first}/{every}")
+    header = header_of(chosen, task, asked, runner, settings, f"{first}/{every}")
     with held(chosen.out):
         store = LabelStore(chosen.out, header)
         with progress_bar(len(mine), sum(one.id in store.done for one in mine)) as advance:
@@ -134,13 +134,19 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def header_of(
-    chosen: PairOptions, task: "Task", runner: "Runner", settings: "LabelSettings", shard: str
+    chosen: PairOptions,
+    task: "Task",
+    asked: "Sequence[Question]",
+    runner: "Runner",
+    settings: "LabelSettings",
+    shard: str,
 ) -> dict[str, Any]:
-    """What all labels of a file have in common; `machine` may change between runs."""
+    """What all labels of a file have in common; `machine` may change between runs. asked: the questions of all
+    shards."""
     from pad_engine.serving.info import machine_facts
 
     facts = chosen.facts(task, runner) | {"depth": chosen.depth} | asdict(settings)
-    return facts | {"shard": shard, "machine": machine_facts()}
+    return facts | {"shard": shard, **chosen.contents(asked, runner), "machine": machine_facts()}
 
 
 def summary(path: Path) -> str:

@@ -108,10 +108,10 @@ class PairOptions:
         from pad_engine.serving.terminal import fetch
         from pad_engine.training.runner import Runner
 
+        target, draft = fetch(self.model, self.accept_terms), self.engine_options.draft_folder()
         made = make_pair(
-            fetch(self.model, self.accept_terms), self.engine_options.draft_folder(), device=self.device,
-            dtype=self.dtype, max_length=self.max_length, adapters=self.adapters, accept_terms=self.accept_terms,
-            verbose=True,
+            target, draft, device=self.device, dtype=self.dtype, max_length=self.max_length, adapters=self.adapters,
+            accept_terms=self.accept_terms, verbose=True,
         )  # fmt: skip
         assert made.draft is not None, "--draft-model is required"
         # else the library may sum parts of a product in the models' type, more of them in a pass of more rows, and in
@@ -122,10 +122,23 @@ class PairOptions:
         # look through all that is loaded, which stays
         gc.freeze()
         atexit.register(gc.unfreeze)
-        return Runner(made, made.draft, self.depth, self.batch)
+        return Runner(made, made.draft, self.depth, self.batch, self.digests(target, draft))
+
+    def digests(self, target: Path, draft: str | None) -> dict[str, Any]:
+        """Of the files of the pair, by models/digest.py. A draft model that is the target without some layers has none
+        of its own."""
+        from pad_engine.models.digest import adapter_digest, model_digest
+
+        own = draft is not None and not draft.startswith("self:")
+        return {
+            "model_digest": model_digest(target),
+            "adapter_digests": [adapter_digest(Path(adapter).expanduser()) for adapter in self.adapters],
+            "draft_model_digest": model_digest(Path(draft)) if draft is not None and own else None,
+        }
 
     def facts(self, task: "Task", runner: "Runner") -> dict[str, Any]:
-        """What all lines of a file made with these options have in common, as its header holds it."""
+        """What all lines of a file made with these options have in common, as its header holds it. What the options
+        stand for is in `contents`."""
         decoder = runner.target.decoder
         return {
             "task": self.task, "split": self.split, "questions": self.questions, "max_tokens": task.max_tokens,
@@ -134,17 +147,24 @@ class PairOptions:
             "device": decoder.device.type,
         }  # fmt: skip
 
-    def compared(self, task: "Task", runner: "Runner") -> dict[str, Any]:
-        """What decides answers, as the header of a file of results holds it."""
-        return self.facts(task, runner) | {"seed": self.seed, "depth": self.depth}
+    def contents(self, questions: "Sequence[Question]", runner: "Runner") -> dict[str, Any]:
+        """What the models and the questions are, whatever their names: the last of a header, as an error names the
+        first difference, and an option that differs says more than a digest."""
+        from pad_engine.training.evaluate import questions_digest
 
-    def work(self, task: "Task", runner: "Runner", **more: Any) -> "Work":
+        return {**runner.digests, "questions_digest": questions_digest(questions)}
+
+    def compared(self, task: "Task", questions: "Sequence[Question]", runner: "Runner") -> dict[str, Any]:
+        """What decides answers, as the header of a file of results holds it."""
+        return self.facts(task, runner) | {"seed": self.seed, "depth": self.depth} | self.contents(questions, runner)
+
+    def work(self, task: "Task", questions: "Sequence[Question]", runner: "Runner", **more: Any) -> "Work":
         """The file of results, and what fills it. more: what the command's own options add to the file's header."""
         from pad_engine.serving.info import machine_facts
         from pad_engine.training.evaluate import Work
         from pad_engine.training.results import Results
 
-        header = self.compared(task, runner) | {**more, "machine": machine_facts()}
+        header = self.compared(task, questions, runner) | {**more, "machine": machine_facts()}
         return Work(task, runner.decode, runner.text_of, Results(self.out, header), show_progress)
 
 

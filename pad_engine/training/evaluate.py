@@ -5,6 +5,7 @@ speed of a setting is measured apart, one stream at a time, on a few questions (
 """
 
 import hashlib
+import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,6 +64,18 @@ def draw(task: Task, split: str, count: int, seed: int) -> list[Question]:
     if len({question.id for question in questions}) < count:
         raise RequestError(f"task {task.name} gives a question twice in its {split} split")
     return questions
+
+
+def questions_digest(questions: Sequence[Question]) -> str:
+    """A SHA-256 over their ids, prompts and answers, in whatever order they come."""
+    found = hashlib.sha256()
+    for question in sorted(questions, key=lambda question: question.id):
+        try:
+            text = json.dumps([question.id, question.prompt, question.answer])
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"question {question.id} is expected to be of what JSON can hold: {error}") from error
+        found.update(f"{text}\n".encode())
+    return found.hexdigest()
 
 
 def as_requests(

@@ -16,8 +16,8 @@ from pad_engine.errors import RequestError
 
 UNCOMPARED = ("machine",)  # of a header: a run may go on after an update, or elsewhere
 BEGINNING = b'{"header": '
-SAME_RUN = "give another --out, or the same options as before"
-SAME_ANSWERS = "answers are taken from a file of `pad eval` on the same questions, with the same options"
+SAME_RUN = "give another --out, or the same options, models and questions as before"
+SAME_ANSWERS = "answers are taken from a file of `pad eval` on the same questions, with the same options and models"
 
 
 class Override(NamedTuple):
@@ -119,7 +119,7 @@ class Results:
     def check(self, shared: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> None:
         """RequestError, with the first difference, unless answers of this file can be taken over. shared: what its
         header must have. settings: whose answers, with their facts."""
-        check_header(self.path, {key: self.header.get(key) for key in shared}, shared, SAME_ANSWERS)
+        check_header(self.path, {key: self.header[key] for key in shared if key in self.header}, shared, SAME_ANSWERS)
         for name in [name for name in settings if name in self.settings]:
             if self.settings[name] != settings[name]:
                 raise changed(self.path, f"setting {name}", self.settings[name], settings[name], SAME_ANSWERS)
@@ -160,5 +160,7 @@ def changed(
     path: Path, what: str, found: Mapping[str, Any], wanted: Mapping[str, Any], hint: str = SAME_RUN
 ) -> RequestError:
     """The error that names the first difference."""
-    key = next(key for key in {**found, **wanted} if found.get(key) != wanted.get(key))
-    return RequestError(f"{path} was begun with {key} {found.get(key)!r}, and {what} has {wanted.get(key)!r}", hint)
+    key = next(key for key in {**found, **wanted} if key not in found or key not in wanted or found[key] != wanted[key])
+    begun = f"with {key} {found[key]!r}" if key in found else f"without {key}"
+    ours = repr(wanted[key]) if key in wanted else "none"
+    return RequestError(f"{path} was begun {begun}, and {what} has {ours}", hint)

@@ -4,8 +4,8 @@ Next to read: forest.py for the former, engine.py for the latter.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pad_engine.errors import RequestError
@@ -26,12 +26,14 @@ from pad_engine.training.tasks.task import Question
 
 @dataclass(frozen=True)
 class Runner:
-    """draft: the pair's draft model. depth: drafted tokens a round. batch: questions decoded at once."""
+    """draft: the pair's draft model. depth: drafted tokens a round. batch: questions decoded at once. digests: of the
+    pair's files, as a header holds them."""
 
     pair: Pair
     draft: Decoder
     depth: int = 8
     batch: int = 64
+    digests: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def target(self) -> LoadedModel:
