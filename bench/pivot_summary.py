@@ -18,7 +18,7 @@ from jobs import DONE, read_mark
 
 from pad_engine.training.apart import used_questions
 from pad_engine.training.label_file import read_labels
-from pad_engine.training.report import equal_overrides, number, over, table
+from pad_engine.training.report import equal_overrides, number, over, speed, table
 from pad_engine.training.results import Answered, Results
 from pad_engine.training.settings import DIRECT, DRAFT, GREEDY, TARGET
 from pad_engine.training.summary import Evaluation, evaluation
@@ -196,12 +196,11 @@ def row_of(
     if spec not in by_name:
         return [f"{spec}: not tested yet", calibrated, *["-"] * (len(COLUMNS) - 2)]
     one, direct, greedy = by_name[spec], by_name.get(f"{DIRECT}{spec}"), by_name[GREEDY]
-    speed, plain = (speeds.get(setting, {}).get("tokens_per_second") for setting in (spec, TARGET))
     return [
         spec, calibrated, f"{one['harms']}, {one['harm_upper_bound']:.4f}", net(one),
         over(one["mean_accept_length"], greedy["mean_accept_length"], 2), number(one["tokens_per_round"], 2),
         number(one["overrides_per_100_tokens"], 2), f"{direct['harms']}, {net(direct)}" if direct else "-",
-        over(speed, plain, 1),
+        speed(spec, speeds),
     ]  # fmt: skip
 
 

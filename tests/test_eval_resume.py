@@ -14,6 +14,7 @@ from test_eval_commands import TASK, check_error, pad
 from test_lora import write_adapter
 from tiny import Make, make_tiny_model
 
+from pad_engine.serving import info
 from pad_engine.training.tasks.task import Question
 
 RUN = ("--questions", "6", "--out")
@@ -91,3 +92,25 @@ def test_a_header_says_what_was_loaded(models: list[str], tmp_path: Path) -> Non
     result = pad("eval", models, *EVAL, out)
     check_error(result, 1, f"was begun without model_digest, and this run has '{header['model_digest']}'")
     assert "hint: give another --out, or the same options, models and questions as before" in result.stderr
+
+
+def test_another_machine_times_again(models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every setting that it is asked for, so that speeds which are compared are of one machine; answers are kept."""
+    out = tmp_path / "r.jsonl"
+
+    def timed(rules: str) -> dict[str, str]:
+        result = pad("eval", models, "--rules", rules, *RUN, out, "--time", "1", "--json")
+        assert result.exit_code == 0, result.output
+        return {name: one["machine"] for name, one in json.loads(result.stdout)["speeds"].items()}
+
+    own = timed("topk:k=2")
+    assert own.keys() == {"target", "draft", "greedy", "topk:k=2"}
+    assert set(own.values()) == {f"{info.cpu_name()}, {torch.get_num_threads()} threads"}
+    held = out.read_bytes()
+    assert timed("topk:k=2") == own and out.read_bytes() == held
+    monkeypatch.setattr(info, "cpu_name", lambda: "another")
+    there = f"another, {torch.get_num_threads()} threads"
+    compared = dict.fromkeys(("target", "draft", "greedy", "topk:k=3"), there)
+    assert timed("topk:k=3") == own | compared
+    added = [json.loads(line) for line in out.read_bytes()[len(held) :].splitlines()]
+    assert {line["setting"] for line in added if "question" in line} == {"topk:k=3"}

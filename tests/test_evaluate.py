@@ -264,9 +264,11 @@ def test_an_evaluation_is_json_and_a_table(tmp_path: Path) -> None:
     found = evaluation(answers, ["topk:k=3", "margin:theta=0.9", "topk:k=2"], 0.95)
     assert [one.setting for one in found.families["topk"]] == ["topk:k=2", "topk:k=3"]
     assert json.loads(json.dumps(asdict(found), allow_nan=False))["settings"][0]["setting"] == "target"
-    text = markdown(found, {"target": {"tokens_per_second": 8.0}, "greedy": {"tokens_per_second": 12.0}})
+    speeds = {name: {"tokens_per_second": value} for name, value in (("target", 8.0), ("greedy", 12.0), ("draft", 9.0))}
+    text = markdown(found, speeds | {"draft": speeds["draft"] | {"machine": "another"}})
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert {len(row) for row in rows[:9]} == {13} and rows[4][-1] == "12.0 (1.50x) |"
+    assert rows[3][-1] == "9.0 |"  # of what another machine has measured there is no ratio
     assert rows[8][0] == "| direct topk:k=2" and rows[8][6:9] == ["-", "-", "2.50"]
     assert "ids for 0 of 4 questions" in text
     try:

@@ -79,13 +79,15 @@ def evaluate(
 def time_settings(
     settings: "Sequence[Setting]", requests: "Sequence[ForestRequest]", runner: "Runner", work: "Work"
 ) -> None:
-    """Measure what was not measured before on so many questions, and keep it in the results."""
+    """Measure what was not measured before on so many questions and on this machine, and keep it in the results."""
+    from pad_engine.serving.info import machine_name
     from pad_engine.training.settings import DIRECT
 
+    here = {"questions": len(requests), "machine": machine_name(runner.target.decoder.device)}
     for setting in settings:
-        known = work.results.speeds.get(setting.name, {}).get("questions")
-        if requests and known != len(requests) and not setting.name.startswith(DIRECT):
-            work.results.write({"setting": setting.name, **runner.speed(setting, requests)})
+        known = work.results.speeds.get(setting.name, {})
+        if requests and not here.items() <= known.items() and not setting.name.startswith(DIRECT):
+            work.results.write({"setting": setting.name, **runner.speed(setting, requests), **here})
 
 
 def report(found: "Evaluation", work: "Work", as_json: bool) -> None:

@@ -5,11 +5,14 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pad_engine.serving.terminal import fetch, reported
+
+if TYPE_CHECKING:
+    import torch
 
 NAME_WIDTH = 18
 
@@ -72,6 +75,15 @@ def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:
         names = []
     return names[0] if names else platform.machine()
+
+
+def machine_name(device: "torch.device") -> str:
+    """What a device is, as far as speeds depend on it: its card, or its processor with the threads that are used."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def gpu_facts(index: int) -> dict[str, Any]:

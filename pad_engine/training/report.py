@@ -32,8 +32,7 @@ def markdown(found: Evaluation, speeds: Mapping[str, Mapping[str, Any]]) -> str:
 
 def cells(one: Summary, greedy: float | None, speeds: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The row of a setting. Net differences are in points of a hundred. Accept lengths stand beside that of greedy
-    verification, and speeds beside the target's alone."""
-    speed, plain = (speeds.get(name, {}).get("tokens_per_second") for name in (one.setting, TARGET))
+    verification."""
     net = f"{100 * one.net:+.2f} ({100 * one.net_interval[0]:+.2f}, {100 * one.net_interval[1]:+.2f})"
     utility = f"{one.utility:.4f} ({one.utility_interval[0]:.4f}, {one.utility_interval[1]:.4f})"
     is_target = one.setting == TARGET
@@ -41,8 +40,15 @@ def cells(one: Summary, greedy: float | None, speeds: Mapping[str, Mapping[str, 
         one.setting, f"{one.right}/{one.questions}", utility, "-" if is_target else str(one.harms),
         "-" if is_target else f"{one.harm_upper_bound:.4f}", "-" if is_target else net, number(one.acceptance_rate, 3),
         over(one.mean_accept_length, greedy, 2), f"{one.tokens_per_round:.2f}", f"{one.overrides_per_100_tokens:.2f}",
-        str(one.wrong), str(one.truncated), over(speed, plain, 1),
+        str(one.wrong), str(one.truncated), speed(one.setting, speeds),
     ]  # fmt: skip
+
+
+def speed(setting: str, speeds: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tokens a second of a setting, and how often they hold the target's alone, if one machine has timed both."""
+    one, plain = (speeds.get(name, {}) for name in (setting, TARGET))
+    base = plain.get("tokens_per_second") if one.get("machine") == plain.get("machine") else None
+    return over(one.get("tokens_per_second"), base, 1)
 
 
 def number(value: float | None, digits: int) -> str:
