@@ -72,8 +72,8 @@ TIMED = (*TRAINED, "gap", "typical")  # the engine's own rules; the others are t
 PUBLISHED = 0.5  # sigma of the paper's headline speed
 BASE, BASE_CALIBRATION = "base-{pair}.jsonl", "base-calibration-{pair}.jsonl"  # answers that others are compared with
 STAGES = ("label", "train", "base", "calibrate", "eval", "sweep", "speed")
-# names of the jobs whose chain is the longest: labels, training, and the classifier's rule calibrated and tested
-CHAIN = re.compile(f"label-|train-|base-calibration-|(calibrate|eval)-.*-({'|'.join(TRAINED)})$")
+# names of the jobs whose chain is the longest: labels, training, and the classifier's first rule calibrated and tested
+CHAIN = re.compile(f"label-|train-|base-calibration-|(calibrate|eval)-.*-{TRAINED[0]}$")
 REFUSED = re.compile(r"nothing can be certified: .*|the target alone has .* any rule would pass")
 
 
