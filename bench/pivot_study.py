@@ -6,8 +6,9 @@
 Stages: label (in shards), train, base (target, draft model and greedy verification, on the questions to calibrate on
 and on those to test on), calibrate, eval (the certified setting of each rule, and its own distribution without
 speculation), sweep (settings from strict to loose), speed (one stream), summary, all. Each is a number of `pad`
-commands (jobs.py), the classifier's chain first. A call takes the minutes it is given and little more, and the same
-call goes on where it stopped. `summary` makes results/<out>/pivot-<pair>.json and .svg of what there is.
+commands (jobs.py), the classifier's chain first. A call takes the minutes it is given, and `all` half a minute a pair
+more for the summary; the same call goes on where it stopped. `summary` makes results/<out>/pivot-<pair>.json and .svg
+of what there is.
 
 All is decoded in fp16, and timed in it. Types narrower than fp32 round a pass over several drafted tokens otherwise
 than one over a single token: greedy verification then departs from the target's ids here and there, which harms some
