@@ -30,6 +30,11 @@ class Heads:
         """Its name in the table."""
         return attention_key(self.rows, self.heads, self.kv_heads, self.head_dim)
 
+    @property
+    def long_key(self) -> str:
+        """The same in a cache for long contexts."""
+        return attention_key(self.rows, self.heads, self.kv_heads, self.head_dim, long=True)
+
 
 def attentions(shape: str, rows: int) -> Heads:
     """The attention of a shape."""
