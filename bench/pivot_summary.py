@@ -118,7 +118,8 @@ def classifier_of(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     training = json.loads(path.read_text(encoding="utf-8"))["training"]
-    return {key: training[key] for key in ("tap_layer", "tap_layers", "counts", "rankings", "free", "lead")}
+    keys = ("tap_layer", "tap_layers", "counts", "rankings", "free", "lead", "above_floor")
+    return {key: training[key] for key in keys}
 
 
 def certificate_of(work: Path, job: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tiny import Make, tiny_decoder
 
 from pad_engine.errors import RequestError
 from pad_engine.rules.classifier import LINEAR_JUDGE, PIVOT_MLP, SCALARS, expected_shapes
+from pad_engine.rules.pivot import FLOOR
 from pad_engine.training.features import Features, extract_features
 from pad_engine.training.fit import Inputs, Settings, class_weights, descend, fit, log_odds, scale_of
 from pad_engine.training.label_file import Label
@@ -37,6 +38,18 @@ def learnable(make_model: Make) -> tuple[list[Label], Features]:
     decoder = tiny_decoder(make_model("llama"))
     labels = separable(decoder, make_labels(decoder, 120, 9), harmless=0.7)
     return labels, extract_features(decoder, labels, [0, LAYER], TOKENS)
+
+
+def test_how_many_harmless_tokens_the_floor_lets_pass(learnable: tuple[list[Label], Features]) -> None:
+    """Of the test side; those at the floor pass, as the rule compares."""
+    labels, features = learnable
+    rows = split(labels, 0)[TEST].tolist()
+    harmless = [row for row in rows if not labels[row].pivot]
+    probability = torch.full((len(labels),), 1e-9)
+    probability[harmless[::3]] = FLOOR
+    changed = replace(features, scalars=features.scalars | {"probability": probability})
+    trained = train_pivot(labels, changed, Settings(epochs=1), "tiny", CPU)
+    assert trained.above_floor == len(harmless[::3]) / len(harmless)
 
 
 @pytest.mark.parametrize("kind", [PIVOT_MLP, LINEAR_JUDGE])

@@ -44,6 +44,9 @@ def test_the_engine_judges_as_the_training_does(make_model: Make, file: Path, tm
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pad.json", "pad.md", "pad.safetensors"]
     assert "| margin |" in result.stdout and "On the test side it beats the best score" in result.stdout
+    above = json.loads((tmp_path / "pad.json").read_text())["training"]["above_floor"]
+    line = f"below 0.0001 unless it has `floor=0`: of these harmless tokens {above:.1%} are not below."
+    assert line in (tmp_path / "pad.md").read_text()
     assert "features: 110 of 110 questions" in result.stderr and "pad.safetensors" in result.stderr
     path = tmp_path / "pad.safetensors"
     drafter, prompt = Scripted(lambda ids: some_ids(5, seed=len(ids))), some_ids(9)
@@ -86,6 +89,7 @@ def test_the_card_and_the_json_say_how_it_came_about(make_model: Make, file: Pat
     assert len(found["curve"]) <= 30 and [row["threshold"] for row in found["thresholds"]] == list(THRESHOLDS)
     card = (tmp_path / "judge.md").read_text()
     assert "--rule judge:model=judge.safetensors,delta=0.5" in card and found["labels"]["sha256"] in card
+    assert "floor" not in card, "rule judge has none"
     for score in ("margin", "entropy", "probability", "scalar-mlp", "linear-judge"):
         auc = found["rankings"]["test"][score]["auc"]
         assert re.search(rf"^\| {score} \|.*\| {auc:.3f} \|", card, re.MULTILINE), score

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from pad_engine.rules.override import Judged
 
+FLOOR = 1e-4  # of the paper: the least probability of an override, unless a spec says otherwise
+
 
 def not_pivotal(judged: Judged, t: Sequence[float]) -> Tensor:
     """pivot_prob <= sigma; nothing at sigma 0, whatever the classifier says."""

@@ -58,7 +58,7 @@ def make_margin(values: Values, num_tokens: int) -> Override:
 def make_pivot(values: Values, num_tokens: int) -> Override:
     classifier = load_classifier(take_text(values, "model", "rule pivot"), PIVOT_MLP)
     sigma = take_float(values, "sigma", 0.3, "rule pivot", 0.0, 1.0)
-    values.setdefault("floor", "1e-4")
+    values.setdefault("floor", str(pivot.FLOOR))
     return Override(pivot.not_pivotal, pivot.not_pivotal_kernel, (sigma, 0.0), classifier=classifier)
 
 

@@ -18,6 +18,7 @@ import torch
 from pad_engine import __version__
 from pad_engine.errors import RequestError
 from pad_engine.rules.classifier import LINEAR_JUDGE, Classifier
+from pad_engine.rules.pivot import FLOOR
 from pad_engine.training.fit import Epoch, Settings
 from pad_engine.training.label_file import Label
 from pad_engine.training.metrics import PIVOT_RECALL
@@ -57,6 +58,7 @@ def report(
         "free": trained.free,
         "lead": list(trained.lead),
         "thresholds": [asdict(row) for row in trained.thresholds],
+        "above_floor": trained.above_floor,
     }  # fmt: skip
 
 
@@ -98,6 +100,7 @@ def card(path: Path, classifier: Classifier, found: Mapping[str, Any]) -> str:
         rankings_table(found),
         "Thresholds on the test side: a token is kept at a pivot probability up to it.",
         thresholds_table(found),
+        *([] if classifier.kind == LINEAR_JUDGE else [floor_line(found)]),
         "## Data",
         data_lines(found),
         "## Training",
@@ -139,6 +142,14 @@ def thresholds_table(found: Mapping[str, Any]) -> str:
             f"{row['harmless_accepted']:.1%}",
         ])  # fmt: skip
     return table(rows)
+
+
+def floor_line(found: Mapping[str, Any]) -> str:
+    """What the rule's floor keeps back of what the table has."""
+    return (
+        f"The rule keeps no token of probability below {FLOOR:g} unless it has `floor=0`: of these harmless tokens "
+        f"{found['above_floor']:.1%} are not below."
+    )
 
 
 def data_lines(found: Mapping[str, Any]) -> str:

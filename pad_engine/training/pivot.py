@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pad_engine.errors import RequestError
 from pad_engine.rules.classifier import LINEAR_JUDGE, PIVOT_MLP, SCALARS, Classifier
+from pad_engine.rules.pivot import FLOOR
 from pad_engine.training.features import Features
 from pad_engine.training.fit import Fitted, Inputs, Settings, fit, log_odds
 from pad_engine.training.label_file import Label
@@ -49,7 +50,8 @@ class Trained:
     """The classifier, and how it came about. counts: by side; fitted_on: what is used of the training side. runs: by
     tap layer; best: the one chosen. rankings: by side (validation, test) and score, the classifier's under its kind.
     free: the score without training of the best AUC on test; lead: by how much the classifier's exceeds it there, as
-    metrics.auc_lead. thresholds: of the classifier on test."""
+    metrics.auc_lead. thresholds: of the classifier on test. above_floor: share of the harmless tokens there that the
+    rule's own floor lets pass."""
 
     classifier: Classifier
     counts: dict[str, Count]
@@ -60,6 +62,7 @@ class Trained:
     free: str
     lead: tuple[float, float]
     thresholds: list[AtThreshold]
+    above_floor: float
 
 
 def default_layer(num_layers: int) -> int:
@@ -98,11 +101,12 @@ def train_pivot(
     }
     rival, test = max(free, key=lambda name: rankings[TEST][name].auc), at[TEST]
     questions = [labels[row].question for row in test]
+    harmless = features.scalars["probability"][sides[TEST]][~pivot[sides[TEST]]]
     return Trained(
         as_classifier(best, settings, target), {side: count(labels, places) for side, places in sides.items()},
         count(labels, rows), runs, best, rankings, rival,
         auc_lead(best.scores[test], free[rival][test], flags[test], questions),
-        at_thresholds(best.scores[test], flags[test]),
+        at_thresholds(best.scores[test], flags[test]), float((harmless >= FLOOR).double().mean()),
     )  # fmt: skip
 
 
