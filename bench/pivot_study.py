@@ -20,15 +20,14 @@ name. The summary says for how many questions greedy verification gives the targ
 """
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from jobs import AGAIN, DONE, Job, Queue, read_mark, stop_on_sigterm
-from pivot_summary import summarise
+from jobs import AGAIN, DONE, Job, Queue, stop_on_sigterm
+from pivot_summary import certificate_of, summarise
 
 from pad_engine.files import write_file
 from pad_engine.training.settings import GREEDY, sweep_of, with_setting
@@ -119,11 +118,7 @@ class Study:
 
     def certified(self, name: str) -> str | None:
         """The certified spec of a rule, if its calibration is done and found one."""
-        place = self.place(f"calibrate-{{pair}}-{name}.json")
-        mark = read_mark(self.args.work, place.stem)
-        if mark is None or mark.outcome != DONE:
-            return None
-        return str(json.loads(place.read_text(encoding="utf-8"))["rule"])
+        return certificate_of(self.args.work, f"calibrate-{self.pair}-{name}").get("rule")
 
     def labels_of(self, number: int) -> str:
         """The file of a shard's labels."""

@@ -2,18 +2,15 @@
 place is none."""
 
 import errno
+import fcntl
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pad_engine.errors import RequestError
-
-if sys.platform != "win32":
-    import fcntl
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # what some network disks say: there it goes without
 
@@ -64,9 +61,6 @@ def held(path: Path) -> Iterator[None]:
     The file itself may be replaced meanwhile, so what is locked is `.NAME.lock` beside it. That goes at the end; one
     that a killed process has left is locked by nobody, and is used again.
     """
-    if sys.platform == "win32":  # there is no flock
-        yield
-        return
     real = path.resolve()
     lock = real.with_name(f".{real.name}.lock")
     try:

@@ -151,9 +151,9 @@ def header_of(
 
 def summary(path: Path) -> str:
     """What a file of labels holds, and how many questions gave none or stopped, and why."""
-    from pad_engine.training.label_file import read_labels, read_reasons
+    from pad_engine.training.label_file import read_finished
 
-    labels, reasons = read_labels(path)[1], read_reasons(path)
+    _, labels, reasons = read_finished(path)
     early: Counter[str] = Counter()
     for reason, count in reasons.items():
         if reason != "finished":

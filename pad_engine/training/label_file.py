@@ -37,18 +37,20 @@ class Label:
 
 def read_labels(path: Path) -> tuple[dict[str, Any], list[Label]]:
     """The header and the labels of finished questions, question by question. RequestError as of read_lines."""
+    header, labels, _ = read_finished(path)
+    return header, labels
+
+
+def read_finished(path: Path) -> tuple[dict[str, Any], list[Label], Counter[str]]:
+    """The same, and why the questions ended, and how many of them."""
     try:
         held = path.read_bytes()
     except OSError as error:
         raise RequestError(f"the labels {path} cannot be read: {error}", "make them with `pad label`") from error
-    header, finished, _ = read_questions(path, held, lambda line, record: label_of(record))
-    return header, [label for labels in finished.values() for label in labels if label]
-
-
-def read_reasons(path: Path) -> Counter[str]:
-    """Why finished questions ended, and how many of them. RequestError as of read_lines."""
-    _, finished, _ = read_questions(path, path.read_bytes(), lambda line, record: record.get("reason"))
-    return Counter(reason for reasons in finished.values() for reason in reasons if reason)
+    header, finished, _ = read_questions(path, held, lambda line, record: label_of(record) or record.get("reason"))
+    items = [item for items in finished.values() for item in items]
+    labels = [item for item in items if isinstance(item, Label)]
+    return header, labels, Counter(item for item in items if isinstance(item, str))
 
 
 def read_questions(

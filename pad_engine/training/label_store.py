@@ -13,7 +13,7 @@ from typing import Any
 from pad_engine.errors import RequestError
 from pad_engine.files import write_file
 from pad_engine.training.label_file import label_of, read_questions
-from pad_engine.training.results import check_header
+from pad_engine.training.results import BEGINNING, check_header
 
 SHARD = "shard"
 
@@ -28,7 +28,7 @@ class LabelStore:
         self.begun: dict[str, list[dict[str, Any]]] = {}
         first = line_of({"header": json.loads(json.dumps(header))})
         held = read_bytes(path)
-        if first.startswith(held) or (b"\n" not in held and held.startswith(b'{"header": ')):
+        if first.startswith(held) or (b"\n" not in held and held.startswith(BEGINNING)):
             write_file(path, first)  # new, or killed before its first line was whole
             return
         found, finished, begun = read_questions(path, held, checked)

@@ -82,6 +82,6 @@ class Progress:
         """Take a label in. A token that is no pivot is kept, and what comes behind it is another answer."""
         self.records.append(dict(record))
         self.left = record["step"] + 1
-        self.stopped = record.get("stop", False)  # which older labels lack
+        self.stopped = record["stop"]
         if not record["pivot"]:
             self.head, self.answer = [*record["prefix_ids"], record["draft_id"]], None
