@@ -173,7 +173,7 @@ def kv_reading(read_rate: float) -> list[dict[str, Any]]:
         heads = attentions("8b", rows)
         case = AttentionCase(heads, KV_LAYERS, launch_mode("8b", rows, CUDA))
         case.length.fill_(LONG)
-        config = attention_config(rows, heads.heads, heads.kv_heads, heads.head_dim, CUDA)
+        config = attention_config(rows, heads.heads, heads.kv_heads, heads.head_dim, CUDA, capacity=LONG)
         milliseconds = harness.graph_ms(partial(case.queue, config), repeats=15)
         size = KV_LAYERS * 2 * heads.kv_heads * heads.head_dim * LONG * case.cache.element_size()
         rate = size / milliseconds / 1e9

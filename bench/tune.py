@@ -142,17 +142,16 @@ class Tuner:
         return results
 
 
-def tune_attention(
-    wanted: list[Heads], tuner: Tuner, report: Callable[[str], None]
-) -> dict[Heads, list[AttentionConfig]]:
-    """The parameters of every attention, best first."""
+def tune_attention(wanted: list[Heads], tuner: Tuner, report: Callable[[str], None]) -> dict[str, dict[str, int]]:
+    """The best parameters of every attention, by key: at both contexts together, and at the long one alone."""
     all_configs = {heads: list(attention_candidates(heads)) for heads in wanted}
     jobs = [[(h, c[w :: tuner.workers], tuner.pdl) for h, c in all_configs.items()] for w in range(tuner.workers)]
     valid = [pair for part in tuner.pool.map(compile_attention, jobs, chunksize=1) for pair in part]
     best = {}
     for heads in wanted:
         times = time_attention(heads, [config for h, config in valid if h == heads], tuner.pdl)
-        best[heads] = [config for _, _, config in times]
+        best[heads.key] = asdict(times[0][2])
+        best[heads.long_key] = asdict(min(times, key=lambda found: found[1])[2])
         for short, long, config in times:
             report(f"{heads.key}: {short:.2f} us, {long:.1f} us at a long context, {config}")
     return best
@@ -196,8 +195,7 @@ def main() -> None:
         named = [product for pair in pairs for weights in args.weights for product in products(*pair, weights)]
         best |= tune(list(dict.fromkeys(named)), tuner, report)
     if "attention" in args.only:
-        ranked = tune_attention(list(dict.fromkeys(attentions(*pair) for pair in pairs)), tuner, report)
-        best |= {heads.key: asdict(configs[0]) for heads, configs in ranked.items()}
+        best |= tune_attention(list(dict.fromkeys(attentions(*pair) for pair in pairs)), tuner, report)
     if "passes" in args.only:
         write(path, best)  # the passes begin with what is there
         tuning.table.cache_clear()

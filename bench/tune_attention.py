@@ -30,6 +30,11 @@ class Heads:
         """Its name in the table."""
         return attention_key(self.rows, self.heads, self.kv_heads, self.head_dim)
 
+    @property
+    def long_key(self) -> str:
+        """The same in a cache for long contexts."""
+        return attention_key(self.rows, self.heads, self.kv_heads, self.head_dim, long=True)
+
 
 def attentions(shape: str, rows: int) -> Heads:
     """The attention of a shape."""
@@ -39,9 +44,11 @@ def attentions(shape: str, rows: int) -> Heads:
 
 def candidates(heads: Heads) -> Iterator[AttentionConfig]:
     """Parameters that may be good."""
-    for block_s, warps, chunk, splits in itertools.product((64, 128), (4, 8), (64, 128, 256), (16, 32, 64)):
+    # the parts of one row are small, and may meet all at once or by few
+    several = itertools.product((64, 128), (4, 8), (64, 128, 256), (16, 32, 64), (0, 4) if heads.rows == 1 else (0,))
+    for block_s, warps, chunk, splits, meet in several:
         if chunk >= block_s and splits * heads.kv_heads >= 96:
-            yield AttentionConfig(splits, chunk, block_s, warps)
+            yield AttentionConfig(splits, chunk, block_s, warps, meet=meet)
 
 
 class AttentionCase:

@@ -107,6 +107,7 @@ def near_attentions(heads: Heads, config: AttentionConfig) -> Iterator[Attention
         "block_s": (config.block_s // 2, config.block_s * 2),
         "warps": (config.warps // 2, config.warps * 2),
         "block_m": (config.block_m // 2, config.block_m * 2) if heads.rows > 1 else (),
+        "meet": {4, 8, config.splits} - {config.meet},
     }
     for field, values in changes.items():
         for value in values:

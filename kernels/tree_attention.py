@@ -98,6 +98,7 @@ def tree_attention_kernel(
     BLOCK_HALF: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
+    MEET: tl.constexpr,
     TO_PREFIX: tl.constexpr,
     STRICT: tl.constexpr,
     PDL: tl.constexpr,
@@ -203,8 +204,6 @@ def tree_attention_kernel(
     index = row * HEADS + head * GROUP + member % GROUP
     d_ok = ok[:, None] & (width < D)[None, :]
     last = active == 1
-    # how many parts one program reads: the few heads of one row all at once, larger ones by few
-    MEET: tl.constexpr = SPLITS if ROWS == 1 else min(SPLITS, 8 if BLOCK_M == 16 else 4)
     if active > 1:
         counters = ticket_ptr + (tl.program_id(2) * KV_HEADS + head) * (SPLITS + 1)
         last, total, acc = meet_splits(
@@ -214,6 +213,13 @@ def tree_attention_kernel(
     if last:
         out = acc / total[:, None]
         tl.store(out_ptr + index[:, None] * D + width[None, :], out.to(out_ptr.dtype.element_ty), mask=d_ok)
+
+
+def parts_at_once(config: AttentionConfig, rows: int, block_m: int) -> int:
+    """How many splits' parts one program reads. Where nobody has measured it: the small ones of one row all at once,
+    larger ones by few."""
+    few = config.splits if rows == 1 else 8 if block_m == 16 else 4
+    return min(config.meet or few, config.splits)
 
 
 def tree_attention(
@@ -296,6 +302,7 @@ def tree_attention(
         BLOCK_HALF=max(16, triton.next_power_of_2(d // 2)),
         BLOCK_D=max(16, triton.next_power_of_2(d)),
         SPLITS=config.splits,
+        MEET=parts_at_once(config, n, block_m),
         TO_PREFIX=to_prefix,
         STRICT=strict,
         PDL=pdl,

@@ -6,7 +6,7 @@ Nothing is tuned while a request runs: a table look-up when a graph is captured,
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -14,6 +14,9 @@ import torch
 from pad_engine.kernels.quantise import NAMES
 
 CONFIGS = Path(__file__).parent / "configs"
+# tokens; a cache with room for more has launch parameters of its own, where they were measured: what is best for its
+# tens of thousands of keys costs a little at a few hundred
+LONG_CONTEXT = 16_384
 # cards with the H100's chip beside other memory
 HOPPER, MEASURED_HOPPER = ("nvidia-h100", "nvidia-h200", "nvidia-gh200"), "nvidia-h100-80gb-hbm3"
 
@@ -56,13 +59,15 @@ class TileConfig:
 class AttentionConfig:
     """splits: programs that share the prefix of one head, a power of two. chunk: keys of the prefix below which one
     more program does not pay. block_s: keys a step. warps: of a program. block_m: queries of a program at most, a power
-    of two from 16 on; where there are more of a key's head, so many more programs read its keys."""
+    of two from 16 on; where there are more of a key's head, so many more programs read its keys. meet: splits whose
+    parts one program reads, a power of two; 0 for what follows from the rows (tree_attention.parts_at_once)."""
 
     splits: int
     chunk: int = 256
     block_s: int = 64
     warps: int = 4
     block_m: int = 64
+    meet: int = 0
 
 
 def card_name(device: torch.device) -> str:
@@ -74,8 +79,8 @@ def card_name(device: torch.device) -> str:
 
 @cache
 def table(card: str) -> dict[str, dict[str, int]]:
-    """The measured parameters of a card, by `op/rows/MxK`, the same with `/int8` or `/fp8`, and
-    `attention/rows/HxH_kvxD`; empty for a card that nobody has measured, unless its chip is one that somebody has."""
+    """The measured parameters of a card, by `op/rows/MxK`, the same with `/int8` or `/fp8`, `attention/rows/HxH_kvxD`,
+    and the same with `/long`; empty for a card that nobody has measured, unless its chip is one that somebody has."""
     path = CONFIGS / f"{card}.json"
     if not path.is_file() and card.startswith(HOPPER):
         path = CONFIGS / f"{MEASURED_HOPPER}.json"
@@ -106,22 +111,24 @@ def tile_config(op: str, rows: int, m: int, k: int, device: torch.device, dtype:
     return TileConfig(**tuned) if tuned else default_config(op, rows, m, k, dtype.itemsize)
 
 
-def attention_key(rows: int, heads: int, kv_heads: int, head_dim: int) -> str:
-    """The name of an attention launch in a table."""
-    return f"attention/{rows}/{heads}x{kv_heads}x{head_dim}"
+def attention_key(rows: int, heads: int, kv_heads: int, head_dim: int, long: bool = False) -> str:
+    """The name of an attention launch in a table. long: in a cache of more than LONG_CONTEXT tokens."""
+    return f"attention/{rows}/{heads}x{kv_heads}x{head_dim}" + ("/long" if long else "")
 
 
 def attention_config(
-    rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device, itemsize: int = 2
+    rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device, itemsize: int = 2, capacity: int = 0
 ) -> AttentionConfig:
     """Parameters of the attention of `rows` rows. The number of splits gives two programs a multiprocessor at long
     contexts; how many of them have work at a short one follows from its length. itemsize: bytes of a key's number;
-    what was measured is of two."""
+    what was measured is of two. capacity: tokens that the cache has room for."""
     if device.type == "cpu":
         return AttentionConfig(splits=4)
-    tuned = tuned_for(device, rows, lambda n: attention_key(n, heads, kv_heads, head_dim)) if itemsize == 2 else None
-    if tuned:
-        return AttentionConfig(**tuned)
+    for long in (True, False) if capacity > LONG_CONTEXT else (False,):
+        name = partial(attention_key, heads=heads, kv_heads=kv_heads, head_dim=head_dim, long=long)
+        tuned = tuned_for(device, rows, name)
+        if tuned and itemsize == 2:
+            return AttentionConfig(**tuned)
     cores = torch.cuda.get_device_properties(device).multi_processor_count
     splits = min(64, max(4, next_power(2 * cores // kv_heads)))
     return AttentionConfig(splits, 128, *attention_tiles(head_dim, itemsize))

@@ -277,6 +277,10 @@ def test_launch_parameters_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tuning.attention_config(rows, 4, 2, 64, cuda) == tuning.AttentionConfig(**attention)
         assert tuning.release_mode(rows, 4096, cuda) == 2
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    long = {"splits": 32, "chunk": 128}
+    parameters["attention/64/4x2x64/long"] = long
+    capacities = (tuning.LONG_CONTEXT, tuning.LONG_CONTEXT + 1)
+    assert [tuning.attention_config(32, 4, 2, 64, cuda, capacity=room).splits for room in capacities] == [8, 32]
     fp32 = tuning.attention_config(64, 4, 2, 64, cuda, itemsize=4)
     assert (fp32.splits, fp32.block_s, fp32.warps, fp32.block_m) == (64, 32, 8, 32), "what was measured is of two bytes"
     wide = [tuning.attention_config(16, 4, 1, width, cuda) for width in (128, 256)]

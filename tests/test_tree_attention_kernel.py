@@ -198,11 +198,12 @@ def test_prefixes_about_the_edges_of_splits_and_steps(length: int) -> None:
     Setting(head_dim=12).check(16, [some_tree(7)], [length])
 
 
-@pytest.mark.parametrize(("splits", "block_m"), [(1, 64), (2, 64), (16, 64), (16, 16)])
-def test_splits_of_a_long_prefix(splits: int, block_m: int) -> None:
-    """Sixteen meet by four, or by eight where a program has 16 queries; those of one row all at once."""
+@pytest.mark.parametrize(("splits", "block_m", "meet"), [(1, 64, 0), (2, 64, 4), (16, 64, 0), (16, 16, 0), (16, 64, 2)])
+def test_splits_of_a_long_prefix(splits: int, block_m: int, meet: int) -> None:
+    """Sixteen meet by four, or by eight where a program has 16 queries, those of one row all at once, unless it is said
+    by how many."""
     for length in (100, 240, 255):
-        setting = Setting(capacity=256, config=AttentionConfig(splits, 16, 32, 4, block_m))
+        setting = Setting(capacity=256, config=AttentionConfig(splits, 16, 32, 4, block_m, meet))
         setting.check(16, [some_tree(12)], [length])
         setting.to_prefix = True
         setting.check(1, [chain(1)], [length])

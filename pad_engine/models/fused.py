@@ -70,7 +70,8 @@ class FusedPass:
         self.layer_bytes = layer * (decoder.quantised or decoder.dtype).itemsize
         self.tiles = {(op, rows): self.tile(op, rows) for op in self.shapes for rows in ROW_PADS}
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-        self.attention = {rows: attention_config(rows, *heads, device, decoder.dtype.itemsize) for rows in ROW_PADS}
+        itemsize, capacity = decoder.dtype.itemsize, cache.capacity
+        self.attention = {rows: attention_config(rows, *heads, device, itemsize, capacity) for rows in ROW_PADS}
         self.allocate()
 
     def tile(self, op: str, rows: int) -> TileConfig:
