@@ -10,8 +10,6 @@ import triton.language as tl
 
 from pad_engine.kernels.interpreted import INTERPRETED
 
-# what raised() divides by, and what it makes of zero
-RAISE, RAISED_ZERO = tl.constexpr(32768.0), tl.constexpr(1.0 + 128.0 / 32768.0)
 # int8 as fp32: each number plus 128 is put into the last byte of 2^23, and 2^23 + 128 is taken away
 WHOLE_FLOATS = tl.constexpr(
     """{
@@ -27,15 +25,27 @@ WHOLE_FLOATS = tl.constexpr(
     sub.f32 $3, d, 0f4B000080;
 }"""
 )
-# int8 as fp32: each number plus 128 is put into the last byte but one of 1
-RAISED_FLOATS = tl.constexpr(
+# four numbers that lie in the last places of an fp32's mantissa as digits to the base of 256, the lower ones plus 128: a
+# word of higher and a word of lower digits, with signs
+DIGITS = tl.constexpr(
     """{
-    .reg .b32 bytes;
-    xor.b32 bytes, $4, 0x80808080;
-    prmt.b32 $0, bytes, 0x3F800000, 0x7604;
-    prmt.b32 $1, bytes, 0x3F800000, 0x7614;
-    prmt.b32 $2, bytes, 0x3F800000, 0x7624;
-    prmt.b32 $3, bytes, 0x3F800000, 0x7634;
+    .reg .b32 a, b;
+    prmt.b32 a, $2, $3, 0x5140;
+    prmt.b32 b, $4, $5, 0x5140;
+    prmt.b32 $0, a, b, 0x7632;
+    prmt.b32 $1, a, b, 0x5410;
+    xor.b32 $1, $1, 0x80808080;
+}"""
+)
+# eight int8, in two words, times eight numbers of two digits, summed: words, higher digits, lower digits
+DIGIT_SUM = tl.constexpr(
+    """{
+    .reg .b32 sum;
+    dp4a.s32.s32 sum, $1, $3, 0;
+    dp4a.s32.s32 sum, $2, $4, sum;
+    shl.b32 sum, sum, 8;
+    dp4a.s32.s32 sum, $1, $5, sum;
+    dp4a.s32.s32 $0, $2, $6, sum;
 }"""
 )
 # int8 as bf16, two words at a time: 128 and the lower seven bits, less 128 or, by the sign, 256
@@ -115,10 +125,64 @@ def exactly(w, kind: tl.constexpr):
 
 
 @triton.jit
-def raised(w):
-    """int8 as fp32 `1 + (w + 128) / 2^15`, one instruction a number: what is too much is taken from a sum of products
-    once, by the sum of the other factors. The sum loses eight bits, so it should be one of a few products."""
-    return w.to(tl.float32) / RAISE + RAISED_ZERO if INTERPRETED else four_bytes(w, RAISED_FLOATS)
+def largest_or_nan(a, b):
+    """The larger of two numbers, and NaN beside anything."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def digits(x):
+    """fp32 `[N]` as whole numbers below 2^14 times a power of two for each eight neighbours: int32 words `[1, N / 4]` of
+    the numbers' higher and of their lower digits to the base of 256, and the powers, fp32 `[1, N / 8]`, NaN where a
+    number is not finite. What is less than 2^-14 of the largest of eight is lost."""
+    groups = tl.reshape(x, (x.shape[0] // 8, 8))
+    exponent = tl.reduce(tl.abs(groups), 1, largest_or_nan).to(tl.int32, bitcast=True) >> 23
+    kept = tl.maximum(exponent, 14)
+    unit = tl.where(exponent == 255, float("nan"), ((kept - 13) << 23).to(tl.float32, bitcast=True))
+    # beyond 1.5 * 2^23 the last place of an fp32 is one: the sum is rounded to whole numbers, and its bits hold them
+    whole = groups * ((267 - kept) << 23).to(tl.float32, bitcast=True)[:, None] + 12583040.0
+    bits = tl.reshape(whole.to(tl.int32, bitcast=True), (1, x.shape[0]))
+    a, b, c, d = quarters(bits)
+    if INTERPRETED:
+        low = (a & 255) | ((b & 255) << 8) | ((c & 255) << 16) | ((d & 255) << 24)
+        high = ((a >> 8) & 255) | (((b >> 8) & 255) << 8) | (((c >> 8) & 255) << 16) | (((d >> 8) & 255) << 24)
+        low = low ^ -2139062144
+    else:
+        high, low = tl.inline_asm_elementwise(
+            DIGITS, "=r,=r,r,r,r,r", [a, b, c, d], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+        )
+    return high, low, unit[None, :]
+
+
+@triton.jit
+def digit_sums(words, high, low):
+    """int32 `[BLOCK, N / 2]`: the eight int8 of two neighbouring words `[BLOCK, N]` times their eight numbers of two
+    digits, summed; exact. high, low: `[1, N]`, of digits()."""
+    w_0, w_1 = halves(words)
+    high_0, high_1 = halves(high)
+    low_0, low_1 = halves(low)
+    if INTERPRETED:
+        return whole_sum(w_0, high_0, low_0) + whole_sum(w_1, high_1, low_1)
+    else:
+        return tl.inline_asm_elementwise(
+            DIGIT_SUM, "=r,r,r,r,r,r,r", [w_0, w_1, high_0, high_1, low_0, low_1], dtype=tl.int32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def halves(words):
+    """The words of `[ROWS, N]` by their place among two: two of `[ROWS, N / 2]`."""
+    return tl.split(tl.reshape(words, (words.shape[0], words.shape[1] // 2, 2)))
+
+
+@triton.jit
+def whole_sum(words, high, low):
+    """What DIGIT_SUM makes of one word."""
+    total = tl.zeros_like(words)
+    for bit in tl.static_range(0, 32, 8):
+        number = (high >> bit).to(tl.int8).to(tl.int32) * 256 + (low >> bit).to(tl.int8).to(tl.int32)
+        total += (words >> bit).to(tl.int8).to(tl.int32) * number
+    return total
 
 
 @triton.jit

@@ -16,12 +16,12 @@ from pad_engine.kernels.row_tiles import (
     lane_tile,
     many_row_product,
     one_row_product,
+    one_row_tile,
     prefetch_rows,
     release_dependents,
     row_scales,
     segments,
     wait_for_inputs,
-    weight_tile,
 )
 from pad_engine.kernels.tuning import TileConfig
 
@@ -123,7 +123,7 @@ def linear_residual_kernel(
     h = tl.zeros((BLOCK, ROWS), tl.float32)
     h_pointers = h_ptr + rows[None, :] * M + columns[:, None]
     if ROWS == 1:
-        w = weight_tile(w_ptr, columns, ok, k_begin, k_end, K, BLOCK_K, EVEN_K)
+        w = one_row_tile(w_ptr, x_ptr, columns, ok, k_begin, k_end, K, BLOCK_K, EVEN_K, GROUP)
         wait_for_inputs(PDL)
         if ADD:
             h = tl.load(h_pointers, mask=ok[:, None], other=0.0).to(tl.float32)

@@ -22,10 +22,10 @@ from pad_engine.kernels.row_tiles import (
     inverse_rms,
     many_row_product,
     one_row_product,
+    one_row_tile,
     release_dependents,
     row_scales,
     segments,
-    weight_tile,
 )
 from pad_engine.kernels.tuning import TileConfig
 
@@ -192,7 +192,7 @@ def lm_head_kernel(
         entry = tile * BLOCK + index
         scale, token = row_scales(scale_ptr, entry, entry < V), token_ids(row_id_ptr, entry, entry < V)
         if ROWS == 1:
-            w = weight_tile(w_ptr, entry, entry < V, 0, K, K, BLOCK_K, EVEN_K)
+            w = one_row_tile(w_ptr, h_ptr, entry, entry < V, 0, K, K, BLOCK_K, EVEN_K, GROUP)
             sums, _ = one_row_product(
                 w, h_ptr, norm_ptr, w_ptr, entry, entry < V, 0, K, K, BLOCK_K, EVEN_K, STAGES, GROUP
             )

@@ -19,13 +19,13 @@ from pad_engine.kernels.row_tiles import (
     lane_tile,
     many_row_product,
     one_row_product,
+    one_row_tile,
     prefetch_rows,
     release_dependents,
     row_scales,
     segments,
     square_parts,
     wait_for_inputs,
-    weight_tile,
 )
 from pad_engine.kernels.tuning import TileConfig
 
@@ -71,7 +71,7 @@ def normed_product(
     if PDL and PREFETCH > 0:
         prefetch_rows(w_ptr, spread_rows, k_begin, k_end, K, BLOCK, PREFETCH, THREADS)
     if ROWS == 1:
-        w = weight_tile(w_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, EVEN_K)
+        w = one_row_tile(w_ptr, h_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, EVEN_K, GROUP)
         wait_for_inputs(PDL)
         sums, squares = one_row_product(
             w, h_ptr, norm_ptr, w_ptr, weight_rows, row_ok, k_begin, k_end, K, BLOCK_K, EVEN_K, STAGES, GROUP

@@ -32,6 +32,11 @@ def fused(a: int, b: int, c: int) -> int:
     return int(sums.view(torch.int16).numpy().view(np.uint32)[0])
 
 
+def signed(word: int) -> list[int]:
+    """The four int8 of a register."""
+    return [byte - 256 if byte > 127 else byte for byte in word.to_bytes(4, "little")]
+
+
 def both_then_or(a: int, b: int, c: int, table: int) -> int:
     assert table == 0xEA
     return a & b | c
@@ -47,13 +52,14 @@ OPERATIONS: dict[str, Callable[..., int]] = {
     "prmt.b32": permuted,
     "fma.rn.bf16x2": fused,
     "sub.f32": lambda a, b: int((single(a) - single(b)).view(np.uint32)),
+    "dp4a.s32.s32": lambda a, b, c: sum(x * y for x, y in zip(signed(a), signed(b), strict=True)) + c,
 }
 
 
-def run(assembly: tl.constexpr, *words: int) -> list[int]:
-    """The outputs of a piece of assembly, whose inputs come behind its four outputs."""
+def run(assembly: tl.constexpr, *words: int, outputs: int = 4) -> list[int]:
+    """The outputs of a piece of assembly, whose inputs come behind them."""
     body = assembly.value.strip("{}")
-    registers = {f"${4 + place}": word for place, word in enumerate(words)}
+    registers = {f"${outputs + place}": word for place, word in enumerate(words)}
 
     def value(operand: str) -> int:
         if operand.startswith("0f"):
@@ -65,7 +71,7 @@ def run(assembly: tl.constexpr, *words: int) -> list[int]:
         if name != ".reg":
             to, *operands = (operand.strip() for operand in rest.split(","))
             registers[to] = OPERATIONS[name](*map(value, operands))
-    return [registers[f"${place}"] for place in range(4)]
+    return [registers[f"${place}"] for place in range(outputs)]
 
 
 def words_of(values: list[int]) -> list[int]:
@@ -83,11 +89,32 @@ def test_two_words_become_pairs_of_bf16(name: str, kind: str) -> None:
         assert torch.equal(found[known], expected[known]), raw
 
 
-@pytest.mark.parametrize(
-    ("name", "meaning"), [("WHOLE_FLOATS", lambda w: w), ("RAISED_FLOATS", lambda w: 1 + (w + 128) / 32768)]
-)
-def test_a_word_becomes_four_fp32(name: str, meaning: Callable[[int], float]) -> None:
+def test_a_word_becomes_four_fp32() -> None:
     for first in range(256):
         raw = [(first + 91 * place) % 256 for place in range(4)]
-        found = [float(single(word)) for word in run(getattr(byte_weights, name), *words_of(raw))]
-        assert found == [meaning(byte - 256 if byte > 127 else byte) for byte in raw]
+        found = [float(single(word)) for word in run(byte_weights.WHOLE_FLOATS, *words_of(raw))]
+        assert found == [byte - 256 if byte > 127 else byte for byte in raw]
+
+
+def digits_of(numbers: list[int]) -> list[int]:
+    """The words of higher and of lower digits of four numbers, from fp32 that hold them as digits() has it."""
+    floats = [int((np.float32(number) + np.float32(12583040.0)).view(np.uint32)) for number in numbers]
+    return run(byte_weights.DIGITS, *floats, outputs=2)
+
+
+def test_numbers_of_two_digits() -> None:
+    for first in range(-(2**14), 2**14 - 3, 89):
+        numbers = [first, -first, first + 3, 2**14 if first % 2 else -(2**14)]
+        high, low = (signed(word) for word in digits_of(numbers))
+        assert [256 * h + l for h, l in zip(high, low, strict=True)] == numbers
+
+
+def test_eight_int8_times_eight_numbers() -> None:
+    generator = np.random.default_rng(3)
+    for _ in range(100):
+        w = generator.integers(-127, 128, 8).tolist()
+        x = generator.integers(-(2**14), 2**14 + 1, 8).tolist()
+        high, low = zip(digits_of(x[:4]), digits_of(x[4:]), strict=True)
+        # registers hold 32 bits, of which a negative sum's are those of its complement
+        (found,) = run(byte_weights.DIGIT_SUM, *words_of([one % 256 for one in w]), *high, *low, outputs=1)
+        assert (found - sum(a * b for a, b in zip(w, x, strict=True))) % 2**32 == 0
