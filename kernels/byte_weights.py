@@ -25,8 +25,8 @@ WHOLE_FLOATS = tl.constexpr(
     sub.f32 $3, d, 0f4B000080;
 }"""
 )
-# four numbers that lie in the last places of an fp32's mantissa as digits to the base of 256, the lower ones plus 128: a
-# word of higher and a word of lower digits, with signs
+# four numbers plus 128, which lie in the last places of an fp32's mantissa: a word of their higher and one of their
+# lower digits to the base of 256, with signs
 DIGITS = tl.constexpr(
     """{
     .reg .b32 a, b;
@@ -132,8 +132,8 @@ def largest_or_nan(a, b):
 
 @triton.jit
 def digits(x):
-    """fp32 `[N]` as whole numbers below 2^14 times a power of two for each eight neighbours: int32 words `[1, N / 4]` of
-    the numbers' higher and of their lower digits to the base of 256, and the powers, fp32 `[1, N / 8]`, NaN where a
+    """fp32 `[N]` as whole numbers below 2^14 times a power of two for each eight neighbours: int32 words `[1, N / 4]`
+    of the numbers' higher and of their lower digits to the base of 256, and the powers, fp32 `[1, N / 8]`, NaN where a
     number is not finite. What is less than 2^-14 of the largest of eight is lost."""
     groups = tl.reshape(x, (x.shape[0] // 8, 8))
     exponent = tl.reduce(tl.abs(groups), 1, largest_or_nan).to(tl.int32, bitcast=True) >> 23

@@ -106,7 +106,7 @@ def test_numbers_of_two_digits() -> None:
     for first in range(-(2**14), 2**14 - 3, 89):
         numbers = [first, -first, first + 3, 2**14 if first % 2 else -(2**14)]
         high, low = (signed(word) for word in digits_of(numbers))
-        assert [256 * h + l for h, l in zip(high, low, strict=True)] == numbers
+        assert [256 * upper + lower for upper, lower in zip(high, low, strict=True)] == numbers
 
 
 def test_eight_int8_times_eight_numbers() -> None:
