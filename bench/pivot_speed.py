@@ -3,7 +3,8 @@
     python bench/pivot_speed.py --pairs-dir pairs --pair mixed --classifier pivot-mixed.safetensors --out h100 \\
         --rules "pivot:sigma=0.2; pivot:sigma=0.5; margin:form=gap,m=0.05"
 
-One stream, temperature 0, questions of the test split. Widening (pad_engine/models/widen.py) keeps the function, so
+One stream, temperature 0, questions of the test split; the controller decides how much is drafted, and beside it the
+whole depth is drafted in every round. Widening (pad_engine/models/widen.py) keeps the function, so
 acceptance is that of the pair up to rounding, and gives steps the cost of the shapes: target 8b, draft model 1b. Its
 smallest numbers are none of fp16, so on a GPU all is in bf16 here; in the type of the study, the pair as it is is timed
 by pivot_study.py. That also measures, on many questions at once, what the rules do to answers.
@@ -60,20 +61,27 @@ def with_classifier(spec: str, classifier: Path) -> str:
 def measure(
     pair: Pair, requests: Sequence[ForestRequest], specs: Sequence[str], classifier: Path, depth: int
 ) -> dict[str, dict[str, Any]]:
-    """Plain decoding, greedy verification and each rule, by their specs without the classifier's file."""
+    """Plain decoding, greedy verification and each rule, by their specs without the classifier's file. every_round: of
+    a rule when it drafts the whole depth always."""
     assert pair.draft is not None
     runner = Runner(pair, pair.draft, depth)
     found: dict[str, dict[str, Any]] = {}
     for spec in dict.fromkeys((TARGET, GREEDY, *specs)):
-        speed = runner.speed(runner.setting(with_classifier(spec, classifier)), requests)
-        rounds = speed["tokens"] / speed["tokens_per_round"]
-        plain = found.get(TARGET, speed)
-        found[spec] = speed | {
-            "ms_per_round": 1000 * speed["seconds"] / rounds,
-            "over_plain": speed["tokens_per_second"] / plain["tokens_per_second"],
-        }
+        setting = runner.setting(with_classifier(spec, classifier))
+        speed = runner.speed(setting, requests)
+        found[spec] = rated(speed, plain := found.get(TARGET, speed))
+        if setting.depth:
+            found[spec]["every_round"] = rated(runner.speed(setting, requests, fixed=True), plain)
         print(spec, found[spec], flush=True)
     return found
+
+
+def rated(speed: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    """A speed with the time of a round, and over plain decoding's."""
+    return speed | {
+        "ms_per_round": 1000 * speed["seconds"] * speed["tokens_per_round"] / speed["tokens"],
+        "over_plain": speed["tokens_per_second"] / plain["tokens_per_second"],
+    }
 
 
 def main() -> None:
@@ -84,7 +92,7 @@ def main() -> None:
     parser.add_argument("--classifier", type=Path, required=True)
     parser.add_argument("--rules", required=True, help="RULE; RULE; ..., pivot without its file")
     parser.add_argument("--shapes", nargs=2, choices=list(SHAPES), default=["8b", "1b"], help="of target and draft")
-    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--questions", type=int, default=12)
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")

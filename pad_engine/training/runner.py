@@ -91,11 +91,12 @@ class Runner:
             return self.pair
         return Pair(replace(self.target, decoder=self.draft, num_tokens=self.pair.shared_tokens))
 
-    def speed(self, setting: Setting, requests: Sequence[ForestRequest]) -> dict[str, Any]:
+    def speed(self, setting: Setting, requests: Sequence[ForestRequest], fixed: bool = False) -> dict[str, Any]:
         """Answer requests one by one by the engine, whose controller decides how much is drafted, once without a clock
-        and once with it: a GPU compiles and captures each depth when it is first drafted. Prefill is left out."""
-        loaded = self.pair_of(setting).target
-        engine = draft_engine(loaded, self.draft, self.pair.shared_tokens, setting.depth, rule=setting.rule)
+        and once with it: a GPU compiles and captures each depth when it is first drafted. Prefill is left out.
+        fixed: the whole depth is drafted in every round, whatever the controller would say."""
+        loaded, options = self.pair_of(setting).target, {"rule": setting.rule, "fixed_budget": fixed}
+        engine = draft_engine(loaded, self.draft, self.pair.shared_tokens, setting.depth, **options)
         for _ in range(2):
             outputs = [engine.generate(request.prompt, request.params).stats for request in requests]
         tokens, seconds = (
