@@ -157,12 +157,12 @@ def largest_or_nan(a, b):
 @triton.jit
 def scaled_eights(x, TOP: tl.constexpr):
     """fp32 `[N]` as `[N / 8, 8]`, eight neighbours times a power of two that brings the largest between 2^TOP and twice
-    that; and what undoes it, fp32 `[1, N / 8]`, NaN where a number is not finite."""
+    that; and what undoes it, fp32 `[N / 8]`, NaN where a number is not finite."""
     eights = tl.reshape(x, (x.shape[0] // 8, 8))
     exponent = tl.reduce(tl.abs(eights), 1, largest_or_nan).to(tl.int32, bitcast=True) >> 23
     kept = tl.maximum(exponent, TOP + 1)
     unit = tl.where(exponent == 255, float("nan"), ((kept - TOP) << 23).to(tl.float32, bitcast=True))
-    return eights * ((254 + TOP - kept) << 23).to(tl.float32, bitcast=True)[:, None], unit[None, :]
+    return eights * ((254 + TOP - kept) << 23).to(tl.float32, bitcast=True)[:, None], unit
 
 
 @triton.jit
@@ -183,7 +183,7 @@ def digits(x):
         high, low = tl.inline_asm_elementwise(
             DIGITS, "=r,=r,r,r,r,r", [a, b, c, d], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
         )
-    return high, low, unit
+    return high, low, unit[None, :]
 
 
 @triton.jit
@@ -211,14 +211,14 @@ def half_sums(words, x):
     if INTERPRETED:
         x_0, x_2, x_4, x_6 = quarters(low.to(tl.float16).to(tl.float32))
         x_1, x_3, x_5, x_7 = quarters(high.to(tl.float16).to(tl.float32))
-        return (four_products(w_0, x_0, x_1, x_2, x_3) + four_products(w_1, x_4, x_5, x_6, x_7)) * unit
+        return (four_products(w_0, x_0, x_1, x_2, x_3) + four_products(w_1, x_4, x_5, x_6, x_7)) * unit[None, :]
     else:
         pairs = tl.inline_asm_elementwise(HALVES, "=r,f,f", [low, high], dtype=tl.int32, is_pure=True, pack=1)
         x_0, x_1, x_2, x_3 = quarters(pairs)
         sums = tl.inline_asm_elementwise(
             HALF_SUM, "=f,r,r,r,r,r,r", [w_0, w_1, x_0, x_1, x_2, x_3], dtype=tl.float32, is_pure=True, pack=1
         )
-        return sums * unit
+        return sums * unit[None, :]
 
 
 @triton.jit
