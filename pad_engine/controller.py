@@ -15,9 +15,11 @@ from pad_engine.tree import DraftTree
 # A request takes at most 1 / FLOOR times the time of plain decoding, plus an allowance, as far as measured costs
 # foretell those of the next round: what the smallest draft may lose, but no less and no more than so many plain steps.
 # One of 64 tokens is thus never slower by more than 2 % if a draft costs up to 0.6 steps more than none. What a request
-# has not used of it, or has won, the next one may lose besides, but no more than so many plain steps.
+# has not used of it, or has won, the next one may lose besides: what two of the smallest drafts may lose, or dear ones
+# would never be tried in short requests, but no less and no more than so many plain steps.
 FLOOR = 0.99
-LEAST_ALLOWANCE, MOST_ALLOWANCE, MOST_CARRIED = 0.6, 1.0, 1.0
+LEAST_ALLOWANCE, MOST_ALLOWANCE = 0.6, 1.0
+LEAST_CARRIED, MOST_CARRIED = 1.0, 4.0
 # Credit from rounds that won is kept for at most this many plain steps: a good start does not pay for a slow end.
 MAX_CREDIT = 8.0
 # What one round keeps of the counts before it: a window of about twenty rounds, after which old failures are forgotten
@@ -140,7 +142,9 @@ class Controller:
     def begin(self) -> None:
         """A new request: what was accepted before says little about it; the costs stay."""
         self.acceptance = Acceptance(self.prior)
-        carried = min(max(self.allowed - self.lost, 0.0), MOST_CARRIED * self.verify_cost(1))
+        plain, smallest = self.verify_cost(1), min(self.extra(self.plans(self.max_depth)), default=0.0)
+        most = min(max(2 * smallest, LEAST_CARRIED * plain), MOST_CARRIED * plain)
+        carried = min(max(self.allowed - self.lost, 0.0), most)
         self.lost, self.allowed = -carried, 0.0
 
     def decide(
@@ -158,8 +162,8 @@ class Controller:
         # the yardstick comes first: a plain step must have been measured
         if not self.verify_cost.samples.get(1):
             return RoundPlan()
-        plans = [RoundPlan(budget, min(budget - 1, depth)) for budget in self.budgets]
-        extra = [self.cost(plan) - plain for plan in plans]
+        plans = self.plans(depth)
+        extra = self.extra(plans)
         allowance = min(max(min(extra), LEAST_ALLOWANCE * plain), MOST_ALLOWANCE * plain)
         lost = self.lost + sum(self.cost(plan) - plain for plan in at_work if plan.depth)
         best, best_rate = RoundPlan(), 1.0
@@ -170,6 +174,15 @@ class Controller:
             if rate > best_rate and lost + more <= self.allowed + allowance:
                 best, best_rate = plan, rate
         return best
+
+    def plans(self, depth: int) -> list[RoundPlan]:
+        """The rounds to choose from, of so many drafted tokens in a row at most."""
+        return [RoundPlan(budget, min(budget - 1, depth)) for budget in self.budgets]
+
+    def extra(self, plans: Sequence[RoundPlan]) -> list[float]:
+        """The expected milliseconds of rounds beyond a plain one's."""
+        plain = self.verify_cost(1)
+        return [self.cost(plan) - plain for plan in plans]
 
     def cost(self, plan: RoundPlan) -> float:
         """The expected milliseconds of a round."""
