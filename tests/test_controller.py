@@ -316,4 +316,4 @@ def test_a_dear_draft_that_is_mostly_right_is_found_to_pay(make_model: Make) -> 
         right = lambda step: next((n for n in range(4) if draw.random() > 0.8), 4)  # noqa: E731, B023
         found = [simulate(controller, 100, right, row=0.06, draft=0.38) for _ in range(20)]
         tokens_a_step.append(10 * sum(tokens for _, tokens, _ in found) / sum(time for time, _, _ in found))
-    assert tokens_a_step[0] == pytest.approx(1.0) and tokens_a_step[1] > 1.1
+    assert tokens_a_step[0] == pytest.approx(1.0, abs=1e-3) and tokens_a_step[1] > 1.1
