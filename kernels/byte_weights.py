@@ -48,30 +48,6 @@ DIGIT_SUM = tl.constexpr(
     dp4a.s32.s32 $0, $2, $6, sum;
 }"""
 )
-# two fp32 as a word of fp16
-HALVES = tl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
-# eight fp8 (e4m3), in two words, times eight fp16, in four, summed: even and odd ones in fp16, both in fp32
-HALF_SUM = tl.constexpr(
-    """{
-    .reg .b16 low, high;
-    .reg .b32 pair, sum;
-    .reg .f32 even, odd;
-    mov.b32 {low, high}, $1;
-    cvt.rn.f16x2.e4m3x2 pair, low;
-    mul.rn.f16x2 sum, pair, $3;
-    cvt.rn.f16x2.e4m3x2 pair, high;
-    fma.rn.f16x2 sum, pair, $4, sum;
-    mov.b32 {low, high}, $2;
-    cvt.rn.f16x2.e4m3x2 pair, low;
-    fma.rn.f16x2 sum, pair, $5, sum;
-    cvt.rn.f16x2.e4m3x2 pair, high;
-    fma.rn.f16x2 sum, pair, $6, sum;
-    mov.b32 {low, high}, sum;
-    cvt.f32.f16 even, low;
-    cvt.f32.f16 odd, high;
-    add.f32 $0, even, odd;
-}"""
-)
 # int8 as bf16, two words at a time: 128 and the lower seven bits, less 128 or, by the sign, 256
 WHOLE_HALVES = tl.constexpr(
     """{
@@ -155,24 +131,16 @@ def largest_or_nan(a, b):
 
 
 @triton.jit
-def scaled_eights(x, TOP: tl.constexpr):
-    """fp32 `[N]` as `[N / 8, 8]`, eight neighbours times a power of two that brings the largest between 2^TOP and twice
-    that; and what undoes it, fp32 `[N / 8]`, NaN where a number is not finite."""
-    eights = tl.reshape(x, (x.shape[0] // 8, 8))
-    exponent = tl.reduce(tl.abs(eights), 1, largest_or_nan).to(tl.int32, bitcast=True) >> 23
-    kept = tl.maximum(exponent, TOP + 1)
-    unit = tl.where(exponent == 255, float("nan"), ((kept - TOP) << 23).to(tl.float32, bitcast=True))
-    return eights * ((254 + TOP - kept) << 23).to(tl.float32, bitcast=True)[:, None], unit
-
-
-@triton.jit
 def digits(x):
     """fp32 `[N]` as whole numbers below 2^14 times a power of two for each eight neighbours: int32 words `[1, N / 4]`
-    of the numbers' higher and of their lower digits to the base of 256, and the powers, as scaled_eights has them. What
-    is less than 2^-14 of the largest of eight is lost."""
-    eights, unit = scaled_eights(x, 13)
+    of the numbers' higher and of their lower digits to the base of 256, and the powers, fp32 `[1, N / 8]`, NaN where a
+    number is not finite. What is less than 2^-14 of the largest of eight is lost."""
+    groups = tl.reshape(x, (x.shape[0] // 8, 8))
+    exponent = tl.reduce(tl.abs(groups), 1, largest_or_nan).to(tl.int32, bitcast=True) >> 23
+    kept = tl.maximum(exponent, 14)
+    unit = tl.where(exponent == 255, float("nan"), ((kept - 13) << 23).to(tl.float32, bitcast=True))
     # beyond 1.5 * 2^23 the last place of an fp32 is one: the sum is rounded to whole numbers, and its bits hold them
-    whole = eights + 12583040.0
+    whole = groups * ((267 - kept) << 23).to(tl.float32, bitcast=True)[:, None] + 12583040.0
     bits = tl.reshape(whole.to(tl.int32, bitcast=True), (1, x.shape[0]))
     a, b, c, d = quarters(bits)
     if INTERPRETED:
@@ -199,35 +167,6 @@ def digit_sums(words, high, low):
         return tl.inline_asm_elementwise(
             DIGIT_SUM, "=r,r,r,r,r,r,r", [w_0, w_1, high_0, high_1, low_0, low_1], dtype=tl.int32, is_pure=True, pack=1
         )
-
-
-@triton.jit
-def half_sums(words, x):
-    """fp32 `[BLOCK, N / 8]`: fp8 (e4m3) in words `[BLOCK, N / 4]` times x, fp32 `[N]`, as fp16 of which the largest of
-    eight neighbours is between four and eight; eight products a sum, four of each parity in fp16."""
-    eights, unit = scaled_eights(x, 2)
-    low, high = tl.split(tl.reshape(eights, (1, x.shape[0] // 2, 2)))
-    w_0, w_1 = halves(words)
-    if INTERPRETED:
-        x_0, x_2, x_4, x_6 = quarters(low.to(tl.float16).to(tl.float32))
-        x_1, x_3, x_5, x_7 = quarters(high.to(tl.float16).to(tl.float32))
-        return (four_products(w_0, x_0, x_1, x_2, x_3) + four_products(w_1, x_4, x_5, x_6, x_7)) * unit[None, :]
-    else:
-        pairs = tl.inline_asm_elementwise(HALVES, "=r,f,f", [low, high], dtype=tl.int32, is_pure=True, pack=1)
-        x_0, x_1, x_2, x_3 = quarters(pairs)
-        sums = tl.inline_asm_elementwise(
-            HALF_SUM, "=f,r,r,r,r,r,r", [w_0, w_1, x_0, x_1, x_2, x_3], dtype=tl.float32, is_pure=True, pack=1
-        )
-        return sums * unit[None, :]
-
-
-@triton.jit
-def four_products(words, x_0, x_1, x_2, x_3):
-    """What HALF_SUM makes of one word, but in fp32."""
-    sums = number_at(words, 0, tl.float8e4nv, tl.float32) * x_0 + number_at(words, 8, tl.float8e4nv, tl.float32) * x_1
-    return sums + (
-        number_at(words, 16, tl.float8e4nv, tl.float32) * x_2 + number_at(words, 24, tl.float8e4nv, tl.float32) * x_3
-    )
 
 
 @triton.jit

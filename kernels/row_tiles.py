@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pad_engine.kernels.byte_weights import digit_sums, digits, exactly, four_numbers, half_sums, quarters
+from pad_engine.kernels.byte_weights import digit_sums, digits, exactly, four_numbers, quarters
 
 # Programmatic dependent launch: not at all; early, so that the next kernel may start when this one does, and the one
 # behind it too; or late, when this one has its input, so that one kernel waits at a time.
@@ -119,14 +119,14 @@ def one_row_product(
     """
     columns = tl.arange(0, BLOCK_K)
     x, squares = normed_row(x_ptr, norm_ptr, k_begin + columns, k_end, EVEN_K)
-    sums = group_sums(w, x, w_ptr, GROUP)
+    sums = group_sums(w, x, GROUP)
     # an unrolled loop whose start lies behind its end would run: a split that has no share has none here either
     begin = k_begin + BLOCK_K
     for k in tl.range(begin, tl.maximum(begin, k_end), BLOCK_K, loop_unroll_factor=UNROLL):
         w = one_row_tile(w_ptr, x_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K, GROUP)
         x, more_squares = normed_row(x_ptr, norm_ptr, k + columns, k_end, EVEN_K)
         squares += more_squares
-        sums += group_sums(w, x, w_ptr, GROUP)
+        sums += group_sums(w, x, GROUP)
     return tl.sum(sums, 1), tl.sum(squares, 0)
 
 
@@ -143,31 +143,20 @@ def one_row_tile(
     EVEN_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A tile of weights for one row x: as they are, or, of one byte beside an x of two, in words of four, which are
-    multiplied by eights. What that loses is less than x's own rounding.
-
-    What masks and hints cost is little beside the reading of two bytes a weight, and a sixth of the instructions beside
-    that of one: bytes come without hints, and the first row in place of rows that there are none of."""
-    if w_ptr.dtype.element_ty.primitive_bitwidth > 8:
-        return weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K)
-    else:
+    """A tile of weights for one row x: as they are, or, of int8 beside an x of two bytes, in words of four, which
+    digits() are multiplied with. What that loses of x is less than x's own rounding. The words come without mask and
+    hint, which are a sixth of the instructions: the first row stands in for rows that there are none of."""
+    if w_ptr.dtype.element_ty == tl.int8 and x_ptr.dtype.element_ty != tl.float32 and GROUP == 8:
         rows = tl.where(row_ok, weight_rows, 0).to(tl.int64)[:, None]
-        if x_ptr.dtype.element_ty != tl.float32 and GROUP == 8:
-            word_ptr = w_ptr.to(tl.pointer_type(tl.int32))
-            return byte_tile(word_ptr, rows, k // 4, k_end // 4, K // 4, BLOCK_K // 4, EVEN_K, 2)
+        word_ptr, first, end, row_words = w_ptr.to(tl.pointer_type(tl.int32)), k // 4, k_end // 4, K // 4
+        columns = (first + tl.arange(0, BLOCK_K // 4))[None, :]
+        words = tl.max_contiguous(word_ptr + rows * row_words + columns, [1, 2])  # as many in a thread as of x
+        if EVEN_K:
+            return tl.load(words)
         else:
-            return byte_tile(w_ptr, rows, k, k_end, K, BLOCK_K, EVEN_K, 8)
-
-
-@triton.jit
-def byte_tile(ptr, rows, k, k_end, K, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, NEIGHBOURS: tl.constexpr):
-    """Some columns of rows `[BLOCK, 1]`, NEIGHBOURS of them in a thread at most, as weight_tile has it."""
-    columns = (k + tl.arange(0, BLOCK_K))[None, :]
-    pointers = tl.max_contiguous(ptr + rows * K + columns, [1, NEIGHBOURS])
-    if EVEN_K:
-        return tl.load(pointers)
+            return tl.load(words, mask=columns < end, other=0.0)
     else:
-        return tl.load(pointers, mask=columns < k_end, other=0.0)
+        return weight_tile(w_ptr, weight_rows, row_ok, k, k_end, K, BLOCK_K, EVEN_K)
 
 
 @triton.jit
@@ -181,17 +170,14 @@ def normed_row(x_ptr, norm_ptr, columns, k_end, EVEN_K: tl.constexpr):
 
 
 @triton.jit
-def group_sums(w, x, w_ptr, GROUP: tl.constexpr):
+def group_sums(w, x, GROUP: tl.constexpr):
     """One_row_tile times x `[BLOCK_K]`: fp32 `[BLOCK, BLOCK_K / GROUP]`. GROUP: neighbours whose products are added at
     once, 1 or what a thread holds side by side: fewer running sums leave registers free for more programs on a core."""
     BLOCK: tl.constexpr = w.shape[0]
     PARTS: tl.constexpr = x.shape[0] // GROUP
     if w.dtype == tl.int32:
-        if w_ptr.dtype.element_ty == tl.int8:
-            high, low, unit = digits(x)
-            return digit_sums(w, high, low).to(tl.float32) * unit
-        else:
-            return half_sums(w, x)
+        high, low, unit = digits(x)
+        return digit_sums(w, high, low).to(tl.float32) * unit
     else:
         products = exactly(w, tl.float32) * x[None, :]
         return products if GROUP == 1 else tl.sum(tl.reshape(products, (BLOCK, PARTS, GROUP)), 2)

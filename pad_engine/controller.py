@@ -20,6 +20,9 @@ from pad_engine.tree import DraftTree
 FLOOR = 0.99
 LEAST_ALLOWANCE, MOST_ALLOWANCE = 0.6, 1.0
 LEAST_CARRIED, MOST_CARRIED = 1.0, 4.0
+# Where a request's first draft kept nothing, the next one's comes so many tokens later, and from so many on at the
+# start again: the place may be one at which the drafter is always wrong, and a request may have no second try.
+LATER, LATEST = 3, 24
 # Credit from rounds that won is kept for at most this many plain steps: a good start does not pay for a slow end.
 MAX_CREDIT = 8.0
 # What one round keeps of the counts before it: a window of about twenty rounds, after which old failures are forgotten
@@ -118,7 +121,8 @@ class Controller:
 
     max_budget: nodes of a tree at most, root included. max_depth: drafted tokens in a row at most. branching: trees
     have branches, so what is accepted depends on their size as well as on their depth, and is counted by size. budgets:
-    to choose from, beside the largest. prior: how often a drafted token is taken to be accepted at first.
+    to choose from, beside the largest. prior: how often a drafted token is taken to be accepted at first. everywhere:
+    the drafter has a draft at every place, so that all first ones would be tried at the same.
     """
 
     def __init__(
@@ -130,13 +134,16 @@ class Controller:
         fixed: bool = False,
         budgets: Sequence[int] = BUDGETS,
         prior: float = PRIOR_ACCEPTANCE,
+        everywhere: bool = False,
     ) -> None:
-        self.branching, self.prior = branching, prior
+        self.branching, self.prior, self.everywhere = branching, prior, everywhere
         self.max_budget, self.max_depth, self.fixed = max_budget, max_depth, fixed
         self.verify_cost, self.draft_cost = CostTable(), DraftCost()
         self.budgets = sorted({budget for budget in budgets if 1 < budget < max_budget} | {max_budget})
         self.lost = 0.0  # milliseconds spent beyond what plain decoding would have needed
         self.allowed = 0.0
+        self.start = self.emitted = 0  # the token from which a request drafts, and those that it has
+        self.first_kept: bool | None = None  # whether a request's first draft kept a token
         self.begin()
 
     def begin(self) -> None:
@@ -146,6 +153,9 @@ class Controller:
         most = min(max(2 * smallest, LEAST_CARRIED * plain), MOST_CARRIED * plain)
         carried = min(max(self.allowed - self.lost, 0.0), most)
         self.lost, self.allowed = -carried, 0.0
+        if self.everywhere and self.first_kept is not None:
+            self.start = max(0, self.start - 1) if self.first_kept else (self.start + LATER) % LATEST
+        self.emitted, self.first_kept = 0, None
 
     def decide(
         self, evidence: int, remaining: int, pinned: bool = False, at_work: Sequence[RoundPlan] = ()
@@ -160,7 +170,7 @@ class Controller:
             return RoundPlan(self.max_budget, depth)
         plain = self.verify_cost(1)
         # the yardstick comes first: a plain step must have been measured
-        if not self.verify_cost.samples.get(1):
+        if not self.verify_cost.samples.get(1) or self.emitted + len(at_work) < self.start:
             return RoundPlan()
         plans = self.plans(depth)
         extra = self.extra(plans)
@@ -208,6 +218,8 @@ class Controller:
         depth, rows = max(tree.depth) if depth is None else depth, len(tree) if rows is None else rows
         if depth:
             self.acceptance.add((tree.evidence, self.branching * budget), depth, accepted)
+            self.first_kept = accepted > 0 if self.first_kept is None else self.first_kept
+        self.emitted += emitted
         self.acceptance.decay()
         if not typical:
             return

@@ -86,9 +86,11 @@ def make_engine(
     budgets: Sequence[int] = CAPTURED_BUDGETS if drafter.captured else BUDGETS
     if isinstance(drafter, NGram) and on_device:
         budgets = ROW_PADS  # it costs nothing to draft as much as passes have rows
-    prior = MODEL_ACCEPTANCE if isinstance(drafter, DraftModel) else PRIOR_ACCEPTANCE
-    branching = trees != "chain"
-    controller = Controller(budget, depth, branching=branching, fixed=fixed_budget, budgets=budgets, prior=prior)
+    everywhere = isinstance(drafter, DraftModel)
+    controller = Controller(
+        budget, depth, branching=trees != "chain", fixed=fixed_budget, budgets=budgets,
+        prior=MODEL_ACCEPTANCE if everywhere else PRIOR_ACCEPTANCE, everywhere=everywhere,
+    )  # fmt: skip
     return Engine(
         loaded.decoder,
         loaded.tokenizer,

@@ -304,6 +304,27 @@ def test_what_was_won_with_dear_drafts_pays_for_trying_them_again() -> None:
     assert sum(plan.depth > 0 for plan in plans) <= 1
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_drafter_that_is_wrong_at_the_start_is_tried_later(everywhere: bool) -> None:
+    """The first six tokens of every answer of 48 it words in its own way. A request can pay for one try: at the same
+    place in each of them it would never be seen to pay."""
+    controller = Controller(9, 8, budgets=CAPTURED_BUDGETS, prior=0.8, everywhere=everywhere)
+    found = []
+    for _ in range(24):
+        controller.begin()
+        time, emitted = 0.0, 0
+        while emitted < 48:
+            plan = controller.decide(0, 49 - emitted)
+            accepted = 0 if emitted < 6 else plan.depth
+            cost = 10 * (1.16 + 0.19 * plan.depth if plan.depth else 1.0)
+            tree = DraftTree.chain(list(range(plan.depth + 1)), 0)
+            controller.observe(tree, accepted, accepted + 1, 0.0, cost, plan.budget)
+            time, emitted = time + cost, emitted + accepted + 1
+        found.append(10 * emitted / time)
+    assert all(one > 0.92 for one in found)
+    assert (sum(one > 1.5 for one in found[8:]) >= 12) == everywhere
+
+
 def test_a_dear_draft_that_is_mostly_right_is_found_to_pay(make_model: Make) -> None:
     """Four tokens for 2.8 steps: more than may be lost at first, and no less than plain if three tokens in five were
     right, as is thought of a lookup."""

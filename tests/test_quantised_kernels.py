@@ -114,11 +114,10 @@ def product_of(x: Tensor, weight: Tensor) -> Tensor:
     return h[0].float()
 
 
-@pytest.mark.parametrize("kind", QUANTISED)
-@pytest.mark.parametrize("size", [2.0**-110, 2.0**-60, 1.0, 2.0**40])
-def test_one_row_of_any_size(size: float, kind: str) -> None:
-    """Beside bytes a row becomes whole numbers or fp16, eight neighbours by their largest."""
-    weight = weights(M, kind)[0]
+@pytest.mark.parametrize("size", [2.0**-120, 2.0**-60, 1.0, 2.0**40])
+def test_one_row_of_any_size(size: float) -> None:
+    """Beside int8 a row becomes whole numbers, eight neighbours by their largest."""
+    weight = weights(M, "int8")[0]
     x = (normal(1, K) * torch.logspace(-4, 4, K // 4, device=DEVICE).repeat_interleave(4) * size).bfloat16()
     x[0, 8:16] = 0.0
     expected = (x.double() @ weight.double().t())[0] / size
@@ -127,9 +126,8 @@ def test_one_row_of_any_size(size: float, kind: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("kind", QUANTISED)
-def test_one_row_that_is_not_finite(bad: float, kind: str) -> None:
-    weight = weights(M, kind)[0]
+def test_one_row_that_is_not_finite(bad: float) -> None:
+    weight = weights(M, "int8")[0]
     x = normal(1, K, dtype=torch.bfloat16)
     x[0, 77] = bad
     assert not bool(product_of(x, weight).isfinite().any())
