@@ -3,12 +3,11 @@ plain decoding, of short and of longer answers.
 
     python bench/dear_drafts.py --out cpu
 
-A plain step takes 1; the costs of rounds are those of pairs on an H200, and whether a drafted token is right is drawn, as
-the case says. Rounds are planned one ahead of the one that is known, as on a device. No model is loaded.
+A plain step takes 1; the costs of rounds are those of pairs on an H200, and whether a drafted token is right is drawn,
+as the case says. Rounds are planned one ahead of the one that is known, as on a device. No model is loaded.
 """
 
 import argparse
-import inspect
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -82,11 +81,11 @@ def request_time(case: Case, controller: Controller, tokens: int, draw: random.R
 
 def speeds(case: Case, tokens: int) -> Iterator[float]:
     """Tokens a plain step of every request of some engines."""
-    # a controller of an earlier commit knows no drafter of everywhere
-    more = {"everywhere": True} if "everywhere" in inspect.signature(Controller).parameters else {}
     for seed in range(SEEDS):
         draw = random.Random(seed)
-        controller = Controller(case.depth + 1, case.depth, budgets=CAPTURED_BUDGETS, prior=MODEL_ACCEPTANCE, **more)
+        controller = Controller(
+            case.depth + 1, case.depth, budgets=CAPTURED_BUDGETS, prior=MODEL_ACCEPTANCE, everywhere=True
+        )
         for _ in range(REQUESTS):
             yield tokens / request_time(case, controller, tokens, draw)
 
