@@ -1,5 +1,5 @@
-"""What the controller makes of draft models whose drafts cost much, by a clock in place of a device: tokens a second over
-plain decoding, of short and of longer answers.
+"""What the controller makes of draft models whose drafts cost much, by a clock in place of a device: tokens a second
+over plain decoding, of short and of longer answers.
 
     python bench/dear_drafts.py --out cpu
 
