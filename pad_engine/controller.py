@@ -33,6 +33,9 @@ DECAY = 0.95
 PRIOR_ACCEPTANCE, MODEL_ACCEPTANCE, PRIOR_WEIGHT = 0.6, 0.8, 1.0
 # Until a row count was measured, each row is taken to cost this share of a plain step.
 ROW_SHARE = 0.03
+# What a row count or a draft cost is forgotten after so many requests without it if it was measured less than so many
+# times: one round that was slow for a reason of its own would else end all drafts, in later processes too.
+STALE, FEW = 16, 3
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 # Where the draft is part of a captured round, each budget is a graph of its own, made at its first use.
 CAPTURED_BUDGETS = (1, 4, 8, 16, 32, 64)
@@ -51,10 +54,19 @@ class CostTable:
 
     def __init__(self) -> None:
         self.samples: dict[int, deque[float]] = {}
+        self.unseen: dict[int, int] = {}  # requests since then
 
     def add(self, rows: int, milliseconds: float) -> None:
         """One measured pass."""
         self.samples.setdefault(rows, deque(maxlen=5)).append(milliseconds)
+        self.unseen[rows] = 0
+
+    def begin(self) -> None:
+        """A new request."""
+        for rows in [rows for rows, values in self.samples.items() if rows > 1 and len(values) < FEW]:
+            self.unseen[rows] += 1
+            if self.unseen[rows] > STALE:
+                del self.samples[rows]
 
     def __call__(self, rows: int) -> float:
         """The expected cost of a pass of so many rows; 0 when nothing was measured yet."""
@@ -74,10 +86,18 @@ class DraftCost:
 
     def __init__(self) -> None:
         self.samples: deque[float] = deque(maxlen=5)
+        self.unseen = 0  # requests since then
 
     def add(self, depth: int, milliseconds: float) -> None:
         """One measured draft."""
         self.samples.append(milliseconds / depth)
+        self.unseen = 0
+
+    def begin(self) -> None:
+        """A new request."""
+        self.unseen += 1
+        if self.unseen > STALE and len(self.samples) < FEW:
+            self.samples.clear()
 
     def __call__(self, depth: int) -> float:
         """The expected cost of a draft; 0 when nothing was measured yet."""
@@ -149,6 +169,8 @@ class Controller:
     def begin(self) -> None:
         """A new request: what was accepted before says little about it; the costs stay."""
         self.acceptance = Acceptance(self.prior)
+        self.verify_cost.begin()
+        self.draft_cost.begin()
         plain, smallest = self.verify_cost(1), min(self.extra(self.plans(self.max_depth)), default=0.0)
         most = min(max(2 * smallest, LEAST_CARRIED * plain), MOST_CARRIED * plain)
         carried = min(max(self.allowed - self.lost, 0.0), most)

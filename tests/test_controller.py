@@ -17,6 +17,7 @@ from pad_engine.controller import (
     MAX_CREDIT,
     MOST_ALLOWANCE,
     MOST_CARRIED,
+    STALE,
     Acceptance,
     Controller,
     CostTable,
@@ -48,6 +49,27 @@ def test_costs_are_medians_of_the_last_few() -> None:
     for _ in range(5):
         costs.add(1, 20.0)
     assert costs(1) == 20.0
+
+
+@pytest.mark.parametrize("part", ["verify", "draft"])
+def test_a_slow_round_is_not_the_last_word(part: str) -> None:
+    """It took fifty times as long as others of its size will: a request finds that out, if not the next one."""
+    controller = Controller(8, 7, budgets=())
+    controller.verify_cost.add(1, 10.0)
+    if part == "verify":
+        controller.verify_cost.add(8, 500.0)
+    else:
+        controller.draft_cost.add(7, 500.0)
+    found = []
+    for _ in range(STALE + 4):
+        time, tokens, _ = simulate(controller, 30, lambda step: 7, row=0.02)
+        found.append(10 * tokens / time)
+    assert all(one == pytest.approx(1.0) for one in found[:STALE]) and all(one > 4 for one in found[STALE + 1 :])
+    assert len(controller.verify_cost.samples[8]) == 5
+    simulate(controller, 1, lambda step: 0)
+    for _ in range(2 * STALE):
+        controller.begin()
+    assert 8 in controller.verify_cost.samples, "measured often enough"
 
 
 def test_acceptance_by_class_and_depth() -> None:
