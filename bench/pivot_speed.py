@@ -3,11 +3,11 @@
     python bench/pivot_speed.py --pairs-dir pairs --pair mixed --classifier pivot-mixed.safetensors --out h100 \\
         --rules "pivot:sigma=0.2; pivot:sigma=0.5; margin:form=gap,m=0.05"
 
-One stream, temperature 0, questions of the test split; the controller decides how much is drafted, and beside it the
-whole depth is drafted in every round. Widening (pad_engine/models/widen.py) keeps the function, so
-acceptance is that of the pair up to rounding, and gives steps the cost of the shapes: target 8b, draft model 1b. Its
-smallest numbers are none of fp16, so on a GPU all is in bf16 here; in the type of the study, the pair as it is is timed
-by pivot_study.py. That also measures, on many questions at once, what the rules do to answers.
+One stream, temperature 0, questions of the test split. The controller decides how much is drafted; beside it stands
+what comes of the whole depth in every round. Widening (pad_engine/models/widen.py) keeps the function, so acceptance is
+that of the pair up to rounding, and gives steps the cost of the shapes: target 8b, draft model 1b. Its smallest numbers
+are none of fp16, so on a GPU all is in bf16 here; in the type of the study, the pair as it is is timed by
+pivot_study.py. That also measures, on many questions at once, what the rules do to answers.
 """
 
 import argparse
@@ -69,7 +69,8 @@ def measure(
     for spec in dict.fromkeys((TARGET, GREEDY, *specs)):
         setting = runner.setting(with_classifier(spec, classifier))
         speed = runner.speed(setting, requests)
-        found[spec] = rated(speed, plain := found.get(TARGET, speed))
+        plain = found.get(TARGET, speed)
+        found[spec] = rated(speed, plain)
         if setting.depth:
             found[spec]["every_round"] = rated(runner.speed(setting, requests, fixed=True), plain)
         print(spec, found[spec], flush=True)

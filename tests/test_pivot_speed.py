@@ -57,5 +57,8 @@ def test_every_rule_is_measured_over_plain_decoding(pairs: tuple[Pair, Pair], tm
     assert list(found) == ["target", "greedy", "pivot:sigma=0.9,floor=0", "margin:form=gap,m=0.5"]
     assert found["target"]["over_plain"] == 1.0 and found["target"]["tokens_per_round"] == 1.0
     assert found["pivot:sigma=0.9,floor=0"]["over_plain"] > 0.0
+    assert "every_round" not in found["target"]
+    found |= {f"{rule}, always": one["every_round"] for rule, one in found.items() if rule != "target"}
+    assert found["pivot:sigma=0.9,floor=0, always"]["tokens_per_round"] > 1.0
     for one in found.values():
         assert one["ms_per_round"] * one["tokens_per_second"] == pytest.approx(1000 * one["tokens_per_round"])
