@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import questions
-from compare import capture_all, compare
+from compare import compare
 from peers import decode_seconds, generates, load_transformers
 from resume import Parts, measure_parts
 
@@ -78,7 +78,7 @@ def measure(loaded: LoadedModel, plain: Engine, drafter: str, args: argparse.Nam
     draft_model = args.draft_model if drafter.startswith("draft-model") else None
     fast = make_engine(loaded, drafter=drafter, draft_model=draft_model, budget=args.budget, trees=args.trees)
     edit = questions.encoded(loaded, questions.edit_messages())
-    capture_all(fast, edit)
+    fast.warm_up(edit)
     found: dict[str, Any] = {"edit": compare(plain, fast, [edit], SamplingParams(EDIT_TOKENS), args.repeats).to_dict()}
     print(drafter, "edit", found["edit"], flush=True)
     found["groups"] = {}
@@ -109,7 +109,7 @@ def main() -> None:
     loaded = load_model(args.model, dtype=args.dtype, device=args.device, max_length=4096, accept_terms=True)
     plain = make_engine(loaded, drafter="none")
     edit = questions.encoded(loaded, questions.edit_messages())
-    capture_all(plain, edit)
+    plain.warm_up(edit)
     name = Path(args.model).stem
     facts = {"model": name, "dtype": args.dtype, "tokens": args.tokens, "trees": args.trees}
     parts: Parts = {

@@ -6,9 +6,6 @@ from statistics import median
 from typing import Any
 
 from pad_engine import Engine, SamplingParams
-from pad_engine.controller import Controller
-
-CAPTURE_TOKENS = 8  # beyond those that one draft may have
 
 
 @dataclass(frozen=True)
@@ -40,22 +37,6 @@ class Comparison:
             "drafted_per_round": round(self.draft_tokens / self.rounds, 3),
             "equal answers": f"{self.equal} of {self.prompts}",
         }
-
-
-def capture_all(engine: Engine, ids: list[int]) -> None:
-    """On a GPU: answer shortly with every number of nodes that the controller may choose, so that no round is compiled
-    or captured while a clock runs."""
-    if engine.target.device.type != "cuda":
-        return
-    own = engine.controller
-    try:
-        # a draft at the end of an answer may have any depth
-        for budget in sorted({*range(1, own.max_depth + 2), *own.budgets}):
-            depth = min(own.max_depth, budget - 1)
-            engine.controller = Controller(budget, depth, branching=own.branching, fixed=True)
-            engine.generate(ids, SamplingParams(budget + CAPTURE_TOKENS, ignore_eos=True))
-    finally:
-        engine.controller = own
 
 
 def compare(

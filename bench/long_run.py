@@ -20,7 +20,6 @@ from typing import Any
 
 import questions
 import torch
-from compare import capture_all
 from forced import segment_lengths, wrong_after
 from peers import DEPTH, Job, our_engine, our_models, shape_of
 from resume import Parts, measure_parts
@@ -182,7 +181,7 @@ def main(arguments: list[str] | None = None) -> None:
     prompts = prompts_of(loaded, args.questions, args.request_tokens)
     name = Path(args.model).stem.replace(":", "-")
     facts = {"model": args.model, "drafter": args.drafter, "draft_model": args.draft_model}
-    capture_all(engine, prompts[0])
+    engine.warm_up(prompts[0])
     measure_parts(f"long-{name}-{args.drafter.partition(':')[0]}", facts, parts_of(engine, prompts, args), args.out)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compare import capture_all
 from forced import successor_decoder, successor_weights
 from rig import Letters
 from shapes import LLAMA, random_weights, shape_config, shape_sizes
@@ -81,7 +80,7 @@ def ours(drafter: str) -> Callable[[Job], Decode]:
 
     def build(job: Job) -> Decode:
         engine = our_engine(drafter, *our_models(job))
-        capture_all(engine, job.prompts[0])
+        engine.warm_up(job.prompts[0])
         return answers(engine)
 
     return build

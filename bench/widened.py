@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from bench_generate import groups
-from compare import capture_all, compare
+from compare import compare
 from peers import our_engine
 from resume import Parts, measure_parts
 from shapes import SHAPES, shape_config
@@ -52,7 +52,7 @@ def measure(
     plain, fast = our_engine("none", target, draft), our_engine(drafter, target, draft, depth)
     first = next(iter(prompts.values()))[0][0]
     for engine in (plain, fast):
-        capture_all(engine, first)
+        engine.warm_up(first)
     found: dict[str, Any] = {}
     for group, (ids, params) in prompts.items():
         found[group] = compare(plain, fast, ids, params, turns).to_dict()

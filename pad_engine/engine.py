@@ -39,6 +39,7 @@ from pad_engine.text import TextStream
 from pad_engine.verify import prefill
 
 SEQ = 0  # the one sequence of a stream
+WARM_PROMPT, WARM_TOKENS = 80, 8  # tokens of warm_up's prompt, and of its answers beyond those that one draft may have
 OnRound = Callable[[Played], None]
 
 
@@ -158,6 +159,26 @@ class Engine:
             chunk = prefill_chunk(self.target.device)
             prefill(self.target, self.cache, SEQ, ids[:-1], chunk, rounds=self.rounds)
         return handle
+
+    def warm_up(self, prompt: Prompt | None = None) -> None:
+        """On a GPU: compile and capture each round that the controller may choose, and measure its cost, by short
+        answers. Else that is done in the first request that needs the round, which waits for it: half a minute where
+        no kernel is in the cache of compiled ones. Call it before requests are served. prompt: one like those to come;
+        by default a few dozen tokens. RequestError as of `generate`."""
+        if self.rounds is None or self.target.device.type != "cuda":
+            return
+        own = self.controller
+        room = max(1, self.max_length - own.max_budget - WARM_TOKENS - 1)
+        ids = [0] * min(WARM_PROMPT, room) if prompt is None else self._encode(prompt)
+        try:
+            # a draft at the end of an answer may have any depth
+            for budget in sorted({*range(1, own.max_depth + 2), *own.budgets}):
+                depth = min(own.max_depth, budget - 1)
+                self.controller = Controller(budget, depth, branching=own.branching, fixed=True)
+                self.controller.verify_cost, self.controller.draft_cost = own.verify_cost, own.draft_cost
+                self.generate(ids, SamplingParams(budget + WARM_TOKENS, ignore_eos=True))
+        finally:
+            self.controller = own
 
     def cancel(self) -> None:
         """End the running request after the pass at work; its stream closes with finish_reason "cancelled"."""

@@ -1,4 +1,4 @@
-"""What bench_generate.py compares: sums of medians, texts that deserve their names, and rounds captured beforehand."""
+"""What bench_generate.py compares: sums of medians, and texts that deserve their names."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -8,7 +8,6 @@ import pytest
 from benches import bench_module
 
 from pad_engine import SamplingParams
-from pad_engine.controller import Controller
 
 bench, compare = bench_module("bench_generate"), bench_module("compare")
 
@@ -16,16 +15,11 @@ bench, compare = bench_module("bench_generate"), bench_module("compare")
 class Engine:
     """Answers with the prompt's ids, and takes the seconds that it is told."""
 
-    def __init__(self, seconds: list[float], device: str = "cpu", rounds: int = 1) -> None:
+    def __init__(self, seconds: list[float], rounds: int = 1) -> None:
         self.seconds, self.rounds = list(seconds), rounds
-        self.target = SimpleNamespace(device=SimpleNamespace(type=device))
-        self.controller = Controller(6, 4)
-        self.asked: list[tuple[int, int, int]] = []
 
     def generate(self, ids: list[int], params: SamplingParams) -> Any:
-        plan = self.controller.decide(0, 100)
-        self.asked.append((plan.budget, plan.depth, params.max_tokens))
-        seconds = self.seconds.pop(0) if self.seconds else 1.0
+        seconds = self.seconds.pop(0)
         stats = SimpleNamespace(
             decode_seconds=seconds, completion_tokens=10, rounds=self.rounds, draft_tokens=8, accepted_tokens=6
         )
@@ -40,19 +34,6 @@ def test_a_comparison_sums_medians() -> None:
         "over plain": 2.333, "plain tokens_per_second": 2.86, "tokens_per_second": 6.67, "mean_accept_length": 1.5,
         "tokens_per_round": 2.5, "drafted_per_round": 2.0, "equal answers": "1 of 2",
     }  # fmt: skip
-
-
-def test_every_round_is_captured_before_the_clock_runs() -> None:
-    engine = Engine([], device="cuda")
-    own = engine.controller
-    compare.capture_all(engine, [2])
-    assert engine.controller is own
-    plans = [(budget, depth) for budget, depth, _ in engine.asked]
-    assert plans == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 4)]
-    assert all(tokens > depth + 1 for _, depth, tokens in engine.asked)
-    on_cpu = Engine([])
-    compare.capture_all(on_cpu, [2])
-    assert not on_cpu.asked
 
 
 def lookups(ids: list[int]) -> tuple[float, float]:

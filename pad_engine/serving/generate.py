@@ -136,7 +136,9 @@ def as_messages(text: str, system: str | None) -> list[dict[str, str]]:
 
 
 def warm_up(engine: "Engine", ids: list[int], params: SamplingParams) -> None:
-    """A few tokens that are not timed: the first passes of each size pay for memory and for libraries' choices."""
+    """A few tokens that are not timed: the first passes of each size pay for memory and for libraries' choices, and on
+    a GPU for kernels and graphs."""
+    engine.warm_up(ids)
     count = min(WARM_UP_TOKENS, params.max_tokens)
     engine.generate(ids, replace(params, max_tokens=count, min_tokens=min(count, params.min_tokens)))
 

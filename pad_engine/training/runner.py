@@ -93,10 +93,11 @@ class Runner:
 
     def speed(self, setting: Setting, requests: Sequence[ForestRequest], fixed: bool = False) -> dict[str, Any]:
         """Answer requests one by one by the engine, whose controller decides how much is drafted, once without a clock
-        and once with it: a GPU compiles and captures each depth when it is first drafted. Prefill is left out.
-        fixed: the whole depth is drafted in every round, whatever the controller would say."""
+        and once with it, all rounds captured before. Prefill is left out. fixed: the whole depth is drafted in every
+        round, whatever the controller would say."""
         loaded, options = self.pair_of(setting).target, {"rule": setting.rule, "fixed_budget": fixed}
         engine = draft_engine(loaded, self.draft, self.pair.shared_tokens, setting.depth, **options)
+        engine.warm_up(requests[0].prompt)
         for _ in range(2):
             outputs = [engine.generate(request.prompt, request.params).stats for request in requests]
         tokens, seconds = (
