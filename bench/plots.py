@@ -105,6 +105,7 @@ def draw_peers(axes: "Axes", results: Results) -> None:
     for bar, (name, _) in zip(bars, ordered, strict=True):
         bar.set_color("tab:blue" if name.startswith("pad ") else "tab:gray")
     axes.bar_label(bars, [f"{rate:.0f}" for _, rate in ordered], padding=3, fontsize=8)
+    axes.margins(x=0.1)  # for the longest bar's label
     axes.set_xlabel(f"tokens per second, {result['model']}")
 
 
