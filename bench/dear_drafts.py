@@ -26,7 +26,8 @@ REQUESTS, SEEDS, LENGTHS = 24, 4, (49, 128, 512)
 class Case:
     """verify: of a round's pass. step: of a drafted token. reading: of what plain rounds left unread, before a draft.
     depth: drafted tokens at most. right: how often a drafted token is right. wrong: of so many tokens (every) the first
-    few are right so often instead (at_first)."""
+    few are right so often instead (at_first). slow: how many times as long an engine's first round of each size takes,
+    as if the card had been asleep while it was compiled."""
 
     verify: float
     step: float
@@ -36,6 +37,7 @@ class Case:
     every: int = 16
     wrong: int = 0
     at_first: float = 0.0
+    slow: float = 1.0
 
 
 PAIR_8B, PAIR_1B = (1.16, 0.19, 0.05, 8), (1.28, 0.4, 0.2, 4)
@@ -44,6 +46,7 @@ CASES = {
     "8b + 1b, the first two of 12 wrong": Case(*PAIR_8B, 0.96, every=12, wrong=2),
     "8b + 1b, the answer's first six wrong": Case(*PAIR_8B, 0.97, every=1000, wrong=6),
     "8b + 1b, mostly right": Case(*PAIR_8B, 0.97, wrong=1, at_first=0.8),
+    "8b + 1b, mostly right, slow at first": Case(*PAIR_8B, 0.97, slow=5.0),
     "8b + 1b, mostly wrong": Case(*PAIR_8B, 0.1),
     "1b + 4 layers, mostly right": Case(*PAIR_1B, 0.88),
     "1b + 4 layers, the first of 20 wrong": Case(*PAIR_1B, 0.95, every=20, wrong=1),
@@ -60,8 +63,8 @@ def kept(case: Case, depth: int, emitted: int, draw: random.Random) -> int:
     return depth
 
 
-def request_time(case: Case, controller: Controller, tokens: int, draw: random.Random) -> float:
-    """The time of an answer of so many tokens, from its first round on."""
+def request_time(case: Case, controller: Controller, tokens: int, draw: random.Random, sizes: set[int]) -> float:
+    """The time of an answer of so many tokens, from its first round on. sizes: of the engine's rounds so far."""
     controller.begin()
     time, emitted, unread, queued = 0.0, 0, False, deque[RoundPlan]()
     while emitted < tokens:
@@ -72,6 +75,8 @@ def request_time(case: Case, controller: Controller, tokens: int, draw: random.R
         cost = 1.0
         if plan.depth:
             cost = case.verify + case.step * plan.depth + case.reading * unread
+        cost *= 1.0 if plan.budget in sizes else case.slow
+        sizes.add(plan.budget)
         unread = not plan.depth
         tree = DraftTree.chain([0] * (plan.depth + 1))
         controller.observe(tree, accepted, accepted + 1, 0.0, cost, plan.budget)
@@ -82,12 +87,12 @@ def request_time(case: Case, controller: Controller, tokens: int, draw: random.R
 def speeds(case: Case, tokens: int) -> Iterator[float]:
     """Tokens a plain step of every request of some engines."""
     for seed in range(SEEDS):
-        draw = random.Random(seed)
+        draw, sizes = random.Random(seed), set[int]()
         controller = Controller(
             case.depth + 1, case.depth, budgets=CAPTURED_BUDGETS, prior=MODEL_ACCEPTANCE, everywhere=True
         )
         for _ in range(REQUESTS):
-            yield tokens / request_time(case, controller, tokens, draw)
+            yield tokens / request_time(case, controller, tokens, draw, sizes)
 
 
 def main() -> None:

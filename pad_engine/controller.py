@@ -33,9 +33,10 @@ DECAY = 0.95
 PRIOR_ACCEPTANCE, MODEL_ACCEPTANCE, PRIOR_WEIGHT = 0.6, 0.8, 1.0
 # Until a row count was measured, each row is taken to cost this share of a plain step.
 ROW_SHARE = 0.03
-# What a row count or a draft cost is forgotten after so many requests without it if it was measured less than so many
-# times: one round that was slow for a reason of its own would else end all drafts, in later processes too.
-STALE, FEW = 16, 3
+# A cost is known once it was measured so many times; what was not measured for so many requests is measured anew. A
+# round may be slow for a reason of its own, as those are that find the card asleep: it must neither end all drafts of its
+# size, in later processes too, nor be what drafts are compared with.
+FEW, STALE = 3, 16
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 # Where the draft is part of a captured round, each budget is a graph of its own, made at its first use.
 CAPTURED_BUDGETS = (1, 4, 8, 16, 32, 64)
@@ -54,18 +55,21 @@ class CostTable:
 
     def __init__(self) -> None:
         self.samples: dict[int, deque[float]] = {}
-        self.unseen: dict[int, int] = {}  # requests since then
+        self.seen: defaultdict[int, int] = defaultdict(int)  # how often each count was measured
+        self.unseen: defaultdict[int, int] = defaultdict(int)  # requests since then
 
-    def add(self, rows: int, milliseconds: float) -> None:
-        """One measured pass."""
+    def add(self, rows: int, milliseconds: float, times: int = 1) -> None:
+        """One measured pass. times: that it stands for."""
         self.samples.setdefault(rows, deque(maxlen=5)).append(milliseconds)
+        self.seen[rows] += times
         self.unseen[rows] = 0
 
     def begin(self) -> None:
-        """A new request."""
-        for rows in [rows for rows, values in self.samples.items() if rows > 1 and len(values) < FEW]:
+        """A new request, which does not believe what was measured too seldom or too long ago. A plain pass, which every
+        request has, stays."""
+        for rows in [count for count in self.samples if count > 1]:
             self.unseen[rows] += 1
-            if self.unseen[rows] > STALE:
+            if self.seen[rows] < FEW or self.unseen[rows] > STALE:
                 del self.samples[rows]
 
     def __call__(self, rows: int) -> float:
@@ -86,17 +90,17 @@ class DraftCost:
 
     def __init__(self) -> None:
         self.samples: deque[float] = deque(maxlen=5)
-        self.unseen = 0  # requests since then
+        self.seen = self.unseen = 0  # how often it was measured, and requests since then
 
-    def add(self, depth: int, milliseconds: float) -> None:
-        """One measured draft."""
+    def add(self, depth: int, milliseconds: float, times: int = 1) -> None:
+        """One measured draft. times: that it stands for."""
         self.samples.append(milliseconds / depth)
-        self.unseen = 0
+        self.seen, self.unseen = self.seen + times, 0
 
     def begin(self) -> None:
-        """A new request."""
+        """A new request, as of CostTable."""
         self.unseen += 1
-        if self.unseen > STALE and len(self.samples) < FEW:
+        if self.seen < FEW or self.unseen > STALE:
             self.samples.clear()
 
     def __call__(self, depth: int) -> float:
@@ -191,8 +195,8 @@ class Controller:
         if self.fixed or pinned:
             return RoundPlan(self.max_budget, depth)
         plain = self.verify_cost(1)
-        # the yardstick comes first: a plain step must have been measured
-        if not self.verify_cost.samples.get(1) or self.emitted + len(at_work) < self.start:
+        # the yardstick comes first: a plain step must be known
+        if self.verify_cost.seen[1] < FEW or self.emitted + len(at_work) < self.start:
             return RoundPlan()
         plans = self.plans(depth)
         extra = self.extra(plans)

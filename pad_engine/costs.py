@@ -1,7 +1,7 @@
 """Measured costs that outlive the process, by card and model, so that a first request need not measure them anew.
 
-A cache and nothing more: what cannot be read or written is done without. Costs that a file brings count as one sample
-each, so what a process measures itself soon replaces them.
+A cache and nothing more: what cannot be read or written is done without. Costs that a file brings are believed, and
+count as one sample each, so what a process measures itself soon replaces them.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from pad_engine.controller import Controller
+from pad_engine.controller import FEW, Controller
 from pad_engine.errors import RequestError
 from pad_engine.files import write_file
 from pad_engine.kernels.tuning import card_name
@@ -39,9 +39,9 @@ class CostFile:
             return
         self.saved = costs
         for count, milliseconds in rows.items():
-            controller.verify_cost.add(count, milliseconds)
+            controller.verify_cost.add(count, milliseconds, FEW)
         if "draft" in costs:
-            controller.draft_cost.add(1, costs["draft"])
+            controller.draft_cost.add(1, costs["draft"], FEW)
 
     def save(self, controller: Controller) -> None:
         """Write what a controller has measured, if it says something new."""

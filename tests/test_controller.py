@@ -11,6 +11,7 @@ from tiny import Make, some_ids, tiny_engine
 from pad_engine import SamplingParams
 from pad_engine.controller import (
     CAPTURED_BUDGETS,
+    FEW,
     FLOOR,
     LEAST_ALLOWANCE,
     LEAST_CARRIED,
@@ -52,24 +53,31 @@ def test_costs_are_medians_of_the_last_few() -> None:
 
 
 @pytest.mark.parametrize("part", ["verify", "draft"])
-def test_a_slow_round_is_not_the_last_word(part: str) -> None:
-    """It took fifty times as long as others of its size will: a request finds that out, if not the next one."""
+@pytest.mark.parametrize(("times", "requests"), [(1, 1), (FEW, STALE + 1)])
+def test_slow_rounds_are_not_the_last_word(part: str, times: int, requests: int) -> None:
+    """Fifty times as slow as others will be: one is believed by nobody, some are for a while."""
     controller = Controller(8, 7, budgets=())
-    controller.verify_cost.add(1, 10.0)
+    controller.verify_cost.add(1, 10.0, FEW)
+    controller.draft_cost.add(7, 1.0, FEW)
     if part == "verify":
-        controller.verify_cost.add(8, 500.0)
+        controller.verify_cost.add(8, 500.0, times)
     else:
-        controller.draft_cost.add(7, 500.0)
+        controller.draft_cost.seen = 0
+        controller.draft_cost.add(7, 5000.0, times)
     found = []
-    for _ in range(STALE + 4):
+    for _ in range(requests + 3):
         time, tokens, _ = simulate(controller, 30, lambda step: 7, row=0.02)
         found.append(10 * tokens / time)
-    assert all(one == pytest.approx(1.0) for one in found[:STALE]) and all(one > 4 for one in found[STALE + 1 :])
-    assert len(controller.verify_cost.samples[8]) == 5
-    simulate(controller, 1, lambda step: 0)
-    for _ in range(2 * STALE):
-        controller.begin()
-    assert 8 in controller.verify_cost.samples, "measured often enough"
+    assert all(one == pytest.approx(1.0) for one in found[: requests - 1]) and all(one > 4 for one in found[requests:])
+
+
+def test_costs_that_are_known_stay_while_they_are_used() -> None:
+    costs = table(r1=10.0, r5=14.0)
+    costs.add(9, 30.0, FEW)
+    for _ in range(STALE + 1):
+        assert costs.samples.keys() >= {1, 9}
+        costs.begin()
+    assert costs.samples.keys() == {1}
 
 
 def test_acceptance_by_class_and_depth() -> None:
@@ -198,9 +206,10 @@ def test_noise_of_plain_rounds_is_not_counted_as_loss() -> None:
 def test_a_new_request_keeps_costs_and_forgets_acceptance() -> None:
     controller = Controller(8, 7)
     simulate(controller, 100, lambda step: 0)
-    costs = dict(controller.verify_cost.samples)
+    known = {rows for rows, times in controller.verify_cost.seen.items() if times >= FEW or rows == 1}
+    costs = {rows: values for rows, values in controller.verify_cost.samples.items() if rows in known}
     controller.begin()
-    assert controller.verify_cost.samples == costs
+    assert controller.verify_cost.samples == costs and len(costs) > 1
     assert (controller.lost, controller.allowed) == (0.0, 0.0)
     assert controller.decide(0, 100).depth > 0
 
@@ -261,7 +270,7 @@ def test_a_round_that_made_something_costs_nothing_to_later_ones() -> None:
 def test_drafts_at_work_are_lost_until_they_are_known() -> None:
     """Two of them may be queued before the first has failed."""
     controller = Controller(16, 15, budgets=())
-    controller.verify_cost.add(1, 10.0)
+    controller.verify_cost.add(1, 10.0, FEW)
     controller.verify_cost.add(16, 10.0 + 0.7 * LEAST_ALLOWANCE * 10.0)
     first = controller.decide(3, 100)
     assert first == RoundPlan(16, 15)
@@ -283,8 +292,8 @@ def test_what_a_draft_was_made_for_counts_where_it_found_less() -> None:
 def test_one_draft_of_the_smallest_kind_is_allowed(extra: float, drafts: int) -> None:
     """If it costs less than a plain step besides; a request that is too short to make up for more tries none."""
     controller = Controller(4, 3, budgets=())
-    controller.verify_cost.add(1, 10.0)
-    controller.verify_cost.add(4, 10.0 * (1 + extra))
+    controller.verify_cost.add(1, 10.0, FEW)
+    controller.verify_cost.add(4, 10.0 * (1 + extra), FEW)
     controller.begin()
     plans = []
     for _ in range(15):
@@ -359,4 +368,4 @@ def test_a_dear_draft_that_is_mostly_right_is_found_to_pay(make_model: Make) -> 
         right = lambda step: next((n for n in range(4) if draw.random() > 0.8), 4)  # noqa: E731, B023
         found = [simulate(controller, 100, right, row=0.06, draft=0.38) for _ in range(20)]
         tokens_a_step.append(10 * sum(tokens for _, tokens, _ in found) / sum(time for time, _, _ in found))
-    assert tokens_a_step[0] == pytest.approx(1.0, abs=1e-3) and tokens_a_step[1] > 1.1
+    assert tokens_a_step[0] > 0.99 and tokens_a_step[1] > 1.1
