@@ -26,7 +26,7 @@ REQUESTS, SEEDS, LENGTHS = 24, 4, (49, 128, 512)
 class Case:
     """verify: of a round's pass. step: of a drafted token. reading: of what plain rounds left unread, before a draft.
     depth: drafted tokens at most. right: how often a drafted token is right. wrong: of so many tokens (every) the first
-    few are right so often instead (at_first). slow: how many times as long an engine's first round of each size takes,
+    few are right so often instead (at_first). slow: how many times as long an engine's first draft of each size takes,
     as if the card had been asleep while it was compiled."""
 
     verify: float
@@ -64,7 +64,7 @@ def kept(case: Case, depth: int, emitted: int, draw: random.Random) -> int:
 
 
 def request_time(case: Case, controller: Controller, tokens: int, draw: random.Random, sizes: set[int]) -> float:
-    """The time of an answer of so many tokens, from its first round on. sizes: of the engine's rounds so far."""
+    """The time of an answer of so many tokens, from its first round on. sizes: of the engine's drafts so far."""
     controller.begin()
     time, emitted, unread, queued = 0.0, 0, False, deque[RoundPlan]()
     while emitted < tokens:
@@ -75,8 +75,8 @@ def request_time(case: Case, controller: Controller, tokens: int, draw: random.R
         cost = 1.0
         if plan.depth:
             cost = case.verify + case.step * plan.depth + case.reading * unread
-        cost *= 1.0 if plan.budget in sizes else case.slow
-        sizes.add(plan.budget)
+            cost *= 1.0 if plan.budget in sizes else case.slow
+            sizes.add(plan.budget)
         unread = not plan.depth
         tree = DraftTree.chain([0] * (plan.depth + 1))
         controller.observe(tree, accepted, accepted + 1, 0.0, cost, plan.budget)

@@ -33,9 +33,9 @@ DECAY = 0.95
 PRIOR_ACCEPTANCE, MODEL_ACCEPTANCE, PRIOR_WEIGHT = 0.6, 0.8, 1.0
 # Until a row count was measured, each row is taken to cost this share of a plain step.
 ROW_SHARE = 0.03
-# A cost is known once it was measured so many times; what was not measured for so many requests is measured anew. A
-# round may be slow for a reason of its own, as those are that find the card asleep: it must neither end all drafts of its
-# size, in later processes too, nor be what drafts are compared with.
+# A cost is known once it was measured so many times; what was not measured for so many requests is measured anew. One
+# round may be slow for a reason of its own, as those are that find the card asleep: it must neither end all drafts of
+# its size, in later processes too, nor be what drafts are compared with.
 FEW, STALE = 3, 16
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 # Where the draft is part of a captured round, each budget is a graph of its own, made at its first use.
