@@ -21,7 +21,7 @@ import torch
 
 from pad_engine.captured import Played, play, serves
 from pad_engine.config import SamplingParams
-from pad_engine.controller import Controller
+from pad_engine.controller import FEW, Controller
 from pad_engine.costs import CostFile
 from pad_engine.drafters.drafter import Drafter
 from pad_engine.errors import RequestError
@@ -39,7 +39,8 @@ from pad_engine.text import TextStream
 from pad_engine.verify import prefill
 
 SEQ = 0  # the one sequence of a stream
-WARM_PROMPT, WARM_TOKENS = 80, 8  # tokens of warm_up's prompt, and of its answers beyond those that one draft may have
+WARM_PROMPT, WARM_TOKENS = 80, 8  # tokens of warm_up's prompt, and of its answers beyond those of its rounds
+WARM_ROUNDS = FEW + 2  # of each size at least: the first ones are not measured
 OnRound = Callable[[Played], None]
 
 
@@ -168,7 +169,7 @@ class Engine:
         if self.rounds is None or self.target.device.type != "cuda":
             return
         own = self.controller
-        room = max(1, self.max_length - own.max_budget - WARM_TOKENS - 1)
+        room = max(1, self.max_length - WARM_ROUNDS * own.max_budget - WARM_TOKENS - 1)
         ids = [0] * min(WARM_PROMPT, room) if prompt is None else self._encode(prompt)
         try:
             # a draft at the end of an answer may have any depth
@@ -176,7 +177,7 @@ class Engine:
                 depth = min(own.max_depth, budget - 1)
                 self.controller = Controller(budget, depth, branching=own.branching, fixed=True)
                 self.controller.verify_cost, self.controller.draft_cost = own.verify_cost, own.draft_cost
-                self.generate(ids, SamplingParams(budget + WARM_TOKENS, ignore_eos=True))
+                self.generate(ids, SamplingParams(WARM_ROUNDS * budget + WARM_TOKENS, ignore_eos=True))
         finally:
             self.controller = own
 
