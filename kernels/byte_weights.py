@@ -95,9 +95,9 @@ SMALL_FLOATS = tl.constexpr(
 
 
 @triton.jit
-def four_bytes(w, ASSEMBLY: tl.constexpr):
-    """Weights of one byte as fp32, four at a time."""
-    return tl.inline_asm_elementwise(ASSEMBLY, "=f,=f,=f,=f,r", [w], dtype=tl.float32, is_pure=True, pack=4)
+def four_bytes(w):
+    """int8 as fp32, four at a time."""
+    return tl.inline_asm_elementwise(WHOLE_FLOATS, "=f,=f,=f,=f,r", [w], dtype=tl.float32, is_pure=True, pack=4)
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def two_words(words, ASSEMBLY: tl.constexpr):
 def exactly(w, kind: tl.constexpr):
     """Weights of any type in a wider one, which holds them exactly."""
     if w.dtype == tl.int8 and not INTERPRETED:
-        return four_bytes(w, WHOLE_FLOATS) if kind == tl.float32 else w.to(tl.bfloat16).to(kind)
+        return four_bytes(w) if kind == tl.float32 else w.to(tl.bfloat16).to(kind)
     elif w.dtype == tl.float8e4nv:
         return w.to(tl.float16).to(tl.float32).to(kind)
     else:
@@ -180,8 +180,8 @@ def whole_sum(words, high, low):
     """What DIGIT_SUM makes of one word."""
     total = tl.zeros_like(words)
     for bit in tl.static_range(0, 32, 8):
-        number = (high >> bit).to(tl.int8).to(tl.int32) * 256 + (low >> bit).to(tl.int8).to(tl.int32)
-        total += (words >> bit).to(tl.int8).to(tl.int32) * number
+        number = number_at(high, bit, tl.int8, tl.int32) * 256 + number_at(low, bit, tl.int8, tl.int32)
+        total += number_at(words, bit, tl.int8, tl.int32) * number
     return total
 
 

@@ -50,31 +50,54 @@ class RoundPlan:
     depth: int = 0
 
 
-class CostTable:
-    """Milliseconds of a pass by its number of rows: the median of the last few, and a line between measured counts."""
+class Cost:
+    """Milliseconds of one thing: the median of the last few measurements, 0 when there is none."""
 
     def __init__(self) -> None:
-        self.samples: dict[int, deque[float]] = {}
-        self.seen: defaultdict[int, int] = defaultdict(int)  # how often each count was measured
-        self.unseen: defaultdict[int, int] = defaultdict(int)  # requests since then
+        self.samples: deque[float] = deque(maxlen=5)
+        self.seen = self.unseen = 0  # how often it was measured, and requests since then
 
-    def add(self, rows: int, milliseconds: float, times: int = 1) -> None:
-        """One measured pass. times: that it stands for."""
-        self.samples.setdefault(rows, deque(maxlen=5)).append(milliseconds)
-        self.seen[rows] += times
-        self.unseen[rows] = 0
+    def add(self, milliseconds: float, times: int = 1) -> None:
+        """One measurement. times: that it stands for."""
+        self.samples.append(milliseconds)
+        self.seen, self.unseen = self.seen + times, 0
 
     def begin(self) -> None:
-        """A new request, which does not believe what was measured too seldom or too long ago. A plain pass, which every
-        request has, stays."""
-        for rows in [count for count in self.samples if count > 1]:
-            self.unseen[rows] += 1
-            if self.seen[rows] < FEW or self.unseen[rows] > STALE:
-                del self.samples[rows]
+        """A new request, which does not believe what was measured too seldom or too long ago."""
+        self.unseen += 1
+        if self.seen < FEW or self.unseen > STALE:
+            self.samples.clear()
+
+    @property
+    def milliseconds(self) -> float:
+        """What is expected."""
+        return median(self.samples) if self.samples else 0.0
+
+
+class CostTable:
+    """The cost of a pass by its number of rows, and a line between measured counts."""
+
+    def __init__(self) -> None:
+        self.costs: defaultdict[int, Cost] = defaultdict(Cost)
+
+    @property
+    def samples(self) -> dict[int, deque[float]]:
+        """The last few measurements of each count that has any."""
+        return {rows: cost.samples for rows, cost in self.costs.items() if cost.samples}
+
+    def add(self, rows: int, milliseconds: float, times: int = 1) -> None:
+        """One measured pass, as of Cost."""
+        self.costs[rows].add(milliseconds, times)
+
+    def begin(self) -> None:
+        """A new request, as of Cost; a plain pass, which every request has, stays."""
+        for rows, cost in self.costs.items():
+            if rows > 1:
+                cost.begin()
 
     def __call__(self, rows: int) -> float:
         """The expected cost of a pass of so many rows; 0 when nothing was measured yet."""
-        known = {count: median(values) for count, values in self.samples.items()}
+        known = {count: cost.milliseconds for count, cost in self.costs.items() if cost.samples}
         if not known or rows in known:
             return known.get(rows, 0.0)
         below, above = [c for c in known if c < rows], [c for c in known if c > rows]
@@ -86,26 +109,18 @@ class CostTable:
 
 
 class DraftCost:
-    """Milliseconds of drafting so many tokens in a row: so much a token, the median of the last few drafts."""
+    """The cost of drafting so many tokens in a row: so much a token."""
 
     def __init__(self) -> None:
-        self.samples: deque[float] = deque(maxlen=5)
-        self.seen = self.unseen = 0  # how often it was measured, and requests since then
+        self.token = Cost()
 
     def add(self, depth: int, milliseconds: float, times: int = 1) -> None:
-        """One measured draft. times: that it stands for."""
-        self.samples.append(milliseconds / depth)
-        self.seen, self.unseen = self.seen + times, 0
-
-    def begin(self) -> None:
-        """A new request, as of CostTable."""
-        self.unseen += 1
-        if self.seen < FEW or self.unseen > STALE:
-            self.samples.clear()
+        """One measured draft, as of Cost."""
+        self.token.add(milliseconds / depth, times)
 
     def __call__(self, depth: int) -> float:
         """The expected cost of a draft; 0 when nothing was measured yet."""
-        return depth * median(self.samples) if self.samples else 0.0
+        return depth * self.token.milliseconds
 
 
 class Acceptance:
@@ -174,7 +189,7 @@ class Controller:
         """A new request: what was accepted before says little about it; the costs stay."""
         self.acceptance = Acceptance(self.prior)
         self.verify_cost.begin()
-        self.draft_cost.begin()
+        self.draft_cost.token.begin()
         plain, smallest = self.verify_cost(1), min(self.extra(self.plans(self.max_depth)), default=0.0)
         most = min(max(2 * smallest, LEAST_CARRIED * plain), MOST_CARRIED * plain)
         carried = min(max(self.allowed - self.lost, 0.0), most)
@@ -196,7 +211,7 @@ class Controller:
             return RoundPlan(self.max_budget, depth)
         plain = self.verify_cost(1)
         # the yardstick comes first: a plain step must be known
-        if self.verify_cost.seen[1] < FEW or self.emitted + len(at_work) < self.start:
+        if self.verify_cost.costs[1].seen < FEW or self.emitted + len(at_work) < self.start:
             return RoundPlan()
         plans = self.plans(depth)
         extra = self.extra(plans)

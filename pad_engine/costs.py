@@ -46,7 +46,7 @@ class CostFile:
     def save(self, controller: Controller) -> None:
         """Write what a controller has measured, if it says something new."""
         costs = {str(rows): controller.verify_cost(rows) for rows in controller.verify_cost.samples}
-        if controller.draft_cost.samples:
+        if controller.draft_cost.token.samples:
             costs["draft"] = controller.draft_cost(1)
         if all(name in self.saved and close(value, self.saved[name]) for name, value in costs.items()):
             return

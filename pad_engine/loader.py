@@ -83,14 +83,7 @@ def make_engine(
             parts = [loaded.decoder, *([drafter.decoder] if isinstance(drafter, DraftModel) else [])]
             options = [spec, type(drafter).__name__, trees, str(budget), str(fused), str(strict)]
             costs = CostFile(device, [*options, *map(signature, parts)])
-    budgets: Sequence[int] = CAPTURED_BUDGETS if drafter.captured else BUDGETS
-    if isinstance(drafter, NGram) and on_device:
-        budgets = ROW_PADS  # it costs nothing to draft as much as passes have rows
-    everywhere = isinstance(drafter, DraftModel)
-    controller = Controller(
-        budget, depth, branching=trees != "chain", fixed=fixed_budget, budgets=budgets,
-        prior=MODEL_ACCEPTANCE if everywhere else PRIOR_ACCEPTANCE, everywhere=everywhere,
-    )  # fmt: skip
+    controller = make_controller(drafter, budget, depth, trees, fixed_budget, on_device)
     return Engine(
         loaded.decoder,
         loaded.tokenizer,
@@ -103,6 +96,19 @@ def make_engine(
         fused=fused,
         strict=strict,
         costs=costs,
+    )
+
+
+def make_controller(drafter: Drafter, budget: int, depth: int, trees: str, fixed: bool, on_device: bool) -> Controller:
+    """What decides how much of a budget a drafter drafts. depth: tokens in a row at most."""
+    budgets: Sequence[int] = CAPTURED_BUDGETS if drafter.captured else BUDGETS
+    if isinstance(drafter, NGram) and on_device:
+        budgets = ROW_PADS  # it costs nothing to draft as much as passes have rows
+    everywhere = isinstance(drafter, DraftModel)
+    prior = MODEL_ACCEPTANCE if everywhere else PRIOR_ACCEPTANCE
+    branching = trees != "chain"
+    return Controller(
+        budget, depth, branching=branching, fixed=fixed, budgets=budgets, prior=prior, everywhere=everywhere
     )
 
 

@@ -62,7 +62,7 @@ def test_slow_rounds_are_not_the_last_word(part: str, times: int, requests: int)
     if part == "verify":
         controller.verify_cost.add(8, 500.0, times)
     else:
-        controller.draft_cost.seen = 0
+        controller.draft_cost.token.seen = 0
         controller.draft_cost.add(7, 5000.0, times)
     found = []
     for _ in range(requests + 3):
@@ -206,7 +206,7 @@ def test_noise_of_plain_rounds_is_not_counted_as_loss() -> None:
 def test_a_new_request_keeps_costs_and_forgets_acceptance() -> None:
     controller = Controller(8, 7)
     simulate(controller, 100, lambda step: 0)
-    known = {rows for rows, times in controller.verify_cost.seen.items() if times >= FEW or rows == 1}
+    known = {rows for rows, cost in controller.verify_cost.costs.items() if cost.seen >= FEW or rows == 1}
     costs = {rows: values for rows, values in controller.verify_cost.samples.items() if rows in known}
     controller.begin()
     assert controller.verify_cost.samples == costs and len(costs) > 1

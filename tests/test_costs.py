@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_not_used(text: str) -> None:
     costs.path.parent.mkdir(parents=True)
     costs.path.write_text(text)
     costs.load(controller)
-    assert not controller.verify_cost.samples and not controller.draft_cost.samples
+    assert not controller.verify_cost.samples and not controller.draft_cost.token.samples
 
 
 def test_a_place_that_cannot_be_written_is_done_without(cache: Path) -> None:
