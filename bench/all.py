@@ -39,8 +39,8 @@ BENCHMARKS: dict[str, tuple[int, tuple[str, ...]]] = {
     "cold-smollm2": (120, ("bench_cold.py", "--model", "smollm2-135m", "--repeats", "2")),
     "context": (180, ("bench_context.py", "--shape", "8b")),
     "prefill": (120, ("bench_prefill.py",)),
-    "peers": (420, ("bench_peers.py", "--questions", TEXT)),
-    "peers-shapes": (360, ("bench_peers.py", "--shapes", "1b+1b:4")),
+    "peers": (900, ("bench_peers.py", "--questions", TEXT)),
+    "peers-shapes": (600, ("bench_peers.py", "--shapes", "1b+1b:4")),
     "widened": (360, ("widened.py", "--questions", TEXT)),
     "long": (180, ("long_run.py", "--questions", TEXT)),
     "long-shapes": (

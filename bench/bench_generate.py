@@ -50,8 +50,7 @@ def groups(
     """Prompts and what is asked of them, by group: Spec-Bench's, evenly spaced, and the two of ours."""
     greedy = SamplingParams(tokens, ignore_eos=True)
     found = {}
-    for group, messages in questions.load(path).items():
-        chosen = messages[:: max(1, len(messages) // per_group)][:per_group]
+    for group, chosen in questions.chosen(path, per_group).items():
         found[group] = [questions.encoded(loaded, question) for question in chosen], greedy
     sampled = SamplingParams(tokens, temperature=1.0, seed=SEED, ignore_eos=True)
     found["random ids"] = [random_text(loaded.num_tokens, seed) for seed in range(per_group)], greedy

@@ -45,12 +45,17 @@ def shape_job(pair: str, tokens: int, **options: Any) -> Job:
     return Job(f"shape:{target}", name, prompts, tokens, MAX_LENGTH, wrong=wrong, **options)
 
 
-def text_job(model: str, draft: str, path: Path, count: int, tokens: int, **options: Any) -> Job:
-    """Spec-Bench questions, evenly spaced."""
+def text_job(model: str, draft: str, path: Path, per_group: int, tokens: int, **options: Any) -> Job:
+    """Spec-Bench questions, evenly spaced in each group."""
     tokenizer = load_tokenizer(resolve(model, accept_terms=True))
-    prompts = [questions.encoded_by(tokenizer, question, len(tokenizer)) for question in questions.spread(path, count)]
-    fit = [ids for ids in prompts if len(ids) + tokens < MAX_LENGTH]
-    return Job(model, draft, fit, tokens, MAX_LENGTH, **options)
+    prompts = [
+        (group, questions.encoded_by(tokenizer, question, len(tokenizer)))
+        for group, chosen in questions.chosen(path, per_group).items()
+        for question in chosen
+    ]
+    fit = [(group, ids) for group, ids in prompts if len(ids) + tokens < MAX_LENGTH]
+    groups = tuple(group for group, _ in fit)
+    return Job(model, draft, [ids for _, ids in fit], tokens, MAX_LENGTH, groups=groups, **options)
 
 
 def run_peer(peer: str, job: Job, seconds: int) -> dict[str, Any]:
@@ -90,11 +95,11 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, help="Spec-Bench, for real text")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--draft-model", default="self:drop=7,13")
-    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--per-group", type=int, default=1)
     parser.add_argument("--shapes", nargs="*", default=[], help="pairs such as 1b+1b:4")
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--limit", type=int, default=150, help="seconds that a peer may take")
+    parser.add_argument("--limit", type=int, default=400, help="seconds that a peer may take")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", required=True, help="folder of results/ for this card, h100 for instance")
@@ -104,7 +109,7 @@ def main() -> None:
             for pair in args.shapes}  # fmt: skip
     if args.questions:
         name = f"peers-{Path(args.model).stem}"
-        jobs[name] = text_job(args.model, args.draft_model, args.questions, args.prompts, args.tokens, **options)
+        jobs[name] = text_job(args.model, args.draft_model, args.questions, args.per_group, args.tokens, **options)
     if not jobs:
         parser.error("nothing to do: give --questions, --shapes or both")
     for name, job in jobs.items():

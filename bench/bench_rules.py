@@ -139,8 +139,8 @@ def main() -> None:
     engine = make_engine(loaded, drafter=drafter, draft_model=args.draft_model, budget=args.budget, fixed_budget=True)
     params = SamplingParams(args.tokens)
     found: dict[str, dict[str, Answers]] = {spec: {"all": Answers()} for spec in specs}
-    for group, messages in questions.load(args.questions).items():
-        for question in messages[:: max(1, len(messages) // args.per_group)][: args.per_group]:
+    for group, chosen in questions.chosen(args.questions, args.per_group).items():
+        for question in chosen:
             ids = questions.encoded(loaded, question)
             prefix = engine.prefill(ids)  # every rule reads the question's cache
             plain = answer_plainly(engine, ids, params, prefix)

@@ -10,7 +10,7 @@ model; flashspec (pip install flashspec, Apache-2.0) is its engine with the draf
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ DEPTH = 4  # tokens that a draft model drafts in a row
 @dataclass(frozen=True)
 class Job:
     """model: a name as of load_model, with its draft model `self:...`; or `shape:1b` with `shape:1b:4`, random weights
-    of which the draft model's err behind the ids `wrong` (forced.py). prompts: ids. tokens: new ones a prompt."""
+    of which the draft model's err behind the ids `wrong` (forced.py). prompts: ids. groups: of each prompt, where they
+    have any. tokens: new ones a prompt."""
 
     model: str
     draft: str
@@ -44,6 +45,7 @@ class Job:
     device: str = "cuda"
     dtype: str = "bfloat16"
     wrong: tuple[int, ...] = ()
+    groups: tuple[str, ...] = ()
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -190,7 +192,7 @@ def flashspec(job: Job) -> Decode:
     device, dtype = torch.device(job.device), job.torch_dtype
     config = FlashSpecConfig(
         device=str(device), drafter_strategy="bandit", bandit=BanditConfig(n_arms=1),
-        sampling=SamplingConfig(temperature=0.0, gamma=DEPTH),
+        sampling=SamplingConfig(temperature=0.0, gamma=DEPTH), compile_max_cache_len=job.max_length,
     )  # fmt: skip
     drafter = HuggingFaceDrafter(job.draft, device, dtype, model=draft)
     engine = SpeculativeEngine(config, [drafter], TargetModel(job.model, device, dtype, model=target))
@@ -226,6 +228,11 @@ def decode_seconds(decode: Decode, ids: list[int], tokens: int) -> float:
     return (run(tokens) - run(1)) * tokens / (tokens - 1)
 
 
+def tokens_per_second(tokens: int, seconds: Sequence[float]) -> float:
+    """Of answers of so many tokens each that took so long."""
+    return tokens * len(seconds) / sum(seconds)
+
+
 def run(peer: str, job: Job) -> dict[str, Any]:
     """Every prompt decoded by a peer, behind one that is not timed but for being the first."""
     decode = PEERS[peer](job)
@@ -244,9 +251,12 @@ def run(peer: str, job: Job) -> dict[str, Any]:
         return answer
 
     seconds = [decode_seconds(kept, ids, job.tokens) for ids in job.prompts]
-    rate = job.tokens * len(seconds) / sum(seconds)
+    rate = tokens_per_second(job.tokens, seconds)
+    by_group = {group: [one for one, of in zip(seconds, job.groups, strict=True) if of == group]
+                for group in dict.fromkeys(job.groups)}  # fmt: skip
     return {
         "tokens_per_second": round(rate, 2),
+        "groups": {group: round(tokens_per_second(job.tokens, its), 2) for group, its in by_group.items()},
         "ms_per_token": round(1000 / rate, 5),
         "first_call_seconds": round(first, 2),
         "seconds": [round(value, 5) for value in seconds],

@@ -33,6 +33,11 @@ def load(path: Path) -> dict[str, list[list[Message]]]:
     return groups
 
 
+def chosen(path: Path, per_group: int) -> dict[str, list[list[Message]]]:
+    """Of each group so many questions, evenly spaced."""
+    return {group: found[:: max(1, len(found) // per_group)][:per_group] for group, found in load(path).items()}
+
+
 def encoded(model: LoadedModel, messages: list[Message]) -> list[int]:
     """A question as the model's own chat, or as bare text for a model without a chat template."""
     return encoded_by(model.tokenizer, messages, model.num_tokens)

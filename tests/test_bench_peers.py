@@ -1,5 +1,6 @@
 """Peers decode the same prompts from the same weights, and one that fails is a line of the result."""
 
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
@@ -27,6 +28,15 @@ def test_every_peer_gives_the_known_answer(job: Any, peer: str) -> None:
     found = peers.run(peer, job)
     assert found["answers"] == [[*range(1, 9)]] and len(found["seconds"]) == 1
     assert found["ms_per_token"] == pytest.approx(1000 * found["seconds"][0] / 8, rel=0.01)
+
+
+def test_prompts_of_groups_are_also_counted_by_group(job: Any) -> None:
+    both = dataclasses.replace(job, prompts=job.prompts * 3, groups=("qa", "rag", "qa"))
+    found = peers.run("pad plain", both)
+    one, other, third = found["seconds"]
+    assert found["groups"] == {
+        "qa": pytest.approx(16 / (one + third), rel=0.01), "rag": pytest.approx(8 / other, rel=0.01)
+    }  # fmt: skip
 
 
 def test_flashspec_where_it_is_installed(job: Any) -> None:
