@@ -20,6 +20,9 @@ from pad_engine.tree import DraftTree
 FLOOR = 0.99
 LEAST_ALLOWANCE, MOST_ALLOWANCE = 0.6, 1.0
 LEAST_CARRIED, MOST_CARRIED = 1.0, 4.0
+# One that has a draft at every place, a draft model, may lose so many plain steps besides, once in an engine's life:
+# its drafts are dear, and a first one that fails would else be the last for a long time.
+TRIAL = 4.0
 # Where a request's first draft kept nothing, the next one's comes so many tokens later, and from so many on at the
 # start again: the place may be one at which the drafter is always wrong, and a request may have no second try.
 LATER, LATEST = 3, 24
@@ -181,6 +184,7 @@ class Controller:
         self.budgets = sorted({budget for budget in budgets if 1 < budget < max_budget} | {max_budget})
         self.lost = 0.0  # milliseconds spent beyond what plain decoding would have needed
         self.allowed = 0.0
+        self.trial = TRIAL if everywhere else 0.0  # plain steps, what is left of them
         self.start = self.emitted = 0  # the token from which a request drafts, and those that it has
         self.first_kept: bool | None = None  # whether a request's first draft kept a token
         self.begin()
@@ -191,6 +195,8 @@ class Controller:
         self.verify_cost.begin()
         self.draft_cost.token.begin()
         plain, smallest = self.verify_cost(1), min(self.extra(self.plans(self.max_depth)), default=0.0)
+        if plain:
+            self.trial = max(self.trial - max(self.lost - self.allowed, 0.0) / plain, 0.0)
         most = min(max(2 * smallest, LEAST_CARRIED * plain), MOST_CARRIED * plain)
         carried = min(max(self.allowed - self.lost, 0.0), most)
         self.lost, self.allowed = -carried, 0.0
@@ -207,15 +213,16 @@ class Controller:
         depth = min(self.max_depth, remaining - 1, self.max_budget - 1)
         if evidence < 0 or depth < 1:
             return RoundPlan()
+        if not pinned and self.emitted + len(at_work) < self.start:
+            return RoundPlan()
         if self.fixed or pinned:
             return RoundPlan(self.max_budget, depth)
         plain = self.verify_cost(1)
-        # the yardstick comes first: a plain step must be known
-        if self.verify_cost.costs[1].seen < FEW or self.emitted + len(at_work) < self.start:
+        if self.verify_cost.costs[1].seen < FEW:  # the yardstick comes first: a plain step must be known
             return RoundPlan()
         plans = self.plans(depth)
         extra = self.extra(plans)
-        allowance = min(max(min(extra), LEAST_ALLOWANCE * plain), MOST_ALLOWANCE * plain)
+        allowance = min(max(min(extra), LEAST_ALLOWANCE * plain), MOST_ALLOWANCE * plain) + self.trial * plain
         lost = self.lost + sum(self.cost(plan) - plain for plan in at_work if plan.depth)
         best, best_rate = RoundPlan(), 1.0
         for plan, more in zip(plans, extra, strict=True):

@@ -28,7 +28,7 @@ from pad_engine.errors import RequestError
 from pad_engine.graphs import Rounds
 from pad_engine.kv_cache import PREFILL_SCRATCH, prefill_chunk
 from pad_engine.models.decoder import Decoder
-from pad_engine.models.fused import unsupported, unsupported_strict
+from pad_engine.models.fused import ROW_PADS, unsupported, unsupported_strict
 from pad_engine.output import Delta, Output, Stats, Stopwatch, TokenLogprobs, collect, token_logprobs
 from pad_engine.prompt import Prompt, encode
 from pad_engine.round import decode_round
@@ -41,7 +41,15 @@ from pad_engine.verify import prefill
 SEQ = 0  # the one sequence of a stream
 WARM_PROMPT, WARM_TOKENS = 80, 8  # tokens of warm_up's prompt, and of its answers beyond those of its rounds
 WARM_ROUNDS = FEW + 2  # of each size at least: the first ones are not measured
+# plain rounds before a draft, for each number of rows that may read what they leave unread
+WARM_UNREAD = [pad + 1 for pad in ROW_PADS[:-1]]
+WARM_TRIAL = 64  # tokens of the answer that shows whether dear drafts pay
 OnRound = Callable[[Played], None]
+
+
+def warm_tokens(budget: int, unread: int) -> int:
+    """Tokens of an answer of warm_up. unread: of plain rounds ahead of its drafts."""
+    return unread + WARM_ROUNDS * budget + WARM_TOKENS
 
 
 class Prefix:
@@ -164,22 +172,30 @@ class Engine:
     def warm_up(self, prompt: Prompt | None = None) -> None:
         """On a GPU: compile and capture each round that the controller may choose, and measure its cost, by short
         answers. Else that is done in the first request that needs the round, which waits for it: half a minute where
-        no kernel is in the cache of compiled ones. Call it before requests are served. prompt: one like those to come;
-        by default a few dozen tokens. RequestError as of `generate`."""
+        no kernel is in the cache of compiled ones. Where drafts are dear, an answer more shows whether they pay. Call
+        it before requests are served. prompt: one like those to come; by default a few dozen tokens. RequestError as of
+        `generate`."""
         if self.rounds is None or self.target.device.type != "cuda":
             return
         own = self.controller
-        room = max(1, self.max_length - WARM_ROUNDS * own.max_budget - WARM_TOKENS - 1)
+        # a draft at the end of an answer may have any depth
+        runs = [(budget, 0) for budget in sorted({*range(1, own.max_depth + 2), *own.budgets})]
+        if own.everywhere:
+            runs += [(own.budgets[0], unread) for unread in WARM_UNREAD]
+        longest = max(WARM_TRIAL, *(warm_tokens(*run) for run in runs))
+        room = max(1, self.max_length - longest - 1)
         ids = [0] * min(WARM_PROMPT, room) if prompt is None else self._encode(prompt)
         try:
-            # a draft at the end of an answer may have any depth
-            for budget in sorted({*range(1, own.max_depth + 2), *own.budgets}):
+            for budget, unread in runs:
                 depth = min(own.max_depth, budget - 1)
                 self.controller = Controller(budget, depth, branching=own.branching, fixed=True)
+                self.controller.start = unread
                 self.controller.verify_cost, self.controller.draft_cost = own.verify_cost, own.draft_cost
-                self.generate(ids, SamplingParams(WARM_ROUNDS * budget + WARM_TOKENS, ignore_eos=True))
+                self.generate(ids, SamplingParams(warm_tokens(budget, unread), ignore_eos=True))
         finally:
             self.controller = own
+        if own.everywhere:
+            self.generate(ids, SamplingParams(WARM_TRIAL, ignore_eos=True))
 
     def cancel(self) -> None:
         """End the running request after the pass at work; its stream closes with finish_reason "cancelled"."""

@@ -19,6 +19,7 @@ from pad_engine.controller import (
     MOST_ALLOWANCE,
     MOST_CARRIED,
     STALE,
+    TRIAL,
     Acceptance,
     Controller,
     CostTable,
@@ -333,6 +334,30 @@ def test_what_was_won_with_dear_drafts_pays_for_trying_them_again() -> None:
         time, tokens, plans = simulate(controller, 64, lambda step: 0, **dear)
         assert time <= 10 * tokens / FLOOR + (MOST_ALLOWANCE + MOST_CARRIED) * 10 + 1e-6
     assert sum(plan.depth > 0 for plan in plans) <= 1
+
+
+def test_a_first_draft_that_fails_is_not_the_last() -> None:
+    """Costs are known, the first token of every draft after the first is right: a dear draft is tried again at once, by
+    what an engine may lose once in its life, and not in every request."""
+    found = []
+    for everywhere in (False, True):
+        controller = Controller(5, 4, budgets=CAPTURED_BUDGETS, prior=0.8, everywhere=everywhere)
+        for _ in range(FEW):
+            controller.verify_cost.add(1, 10.0)
+        _, _, plans = simulate(controller, 48, lambda step: 4 if step else 0, row=0.06, draft=0.4)
+        found.append(sum(plan.depth > 0 for plan in plans))
+    assert found[1] > 5 > found[0]
+
+
+def test_useless_dear_drafts_cost_their_trial_once() -> None:
+    controller = Controller(5, 4, budgets=CAPTURED_BUDGETS, prior=0.8, everywhere=True)
+    steps = []  # lost beyond plain decoding
+    for _ in range(20):
+        time, tokens, _ = simulate(controller, 64, lambda step: 0, row=0.06, draft=0.4)
+        steps.append(time / 10 - tokens)
+    most = 64 * (1 / FLOOR - 1) + MOST_ALLOWANCE
+    assert max(steps) <= most + TRIAL + MOST_CARRIED + 1e-6
+    assert sum(steps) <= len(steps) * most + TRIAL + 1e-6 and sum(steps[4:]) <= 16 * most + 1e-6
 
 
 @pytest.mark.parametrize("everywhere", [False, True])

@@ -8,23 +8,32 @@ from tiny import Make, tiny_engine
 
 from pad_engine import Engine, SamplingParams
 from pad_engine.controller import FEW, Controller
+from pad_engine.engine import WARM_TRIAL
+from pad_engine.models.fused import ROW_PADS, row_pad
+from pad_engine.tree import DraftTree
 
 
 class Stub:
     """In place of an engine: notes what it is asked for, and measures as a round would."""
 
-    def __init__(self, device: str, max_length: int = 2048, rounds: object = True) -> None:
+    def __init__(self, device: str, max_length: int = 2048, rounds: object = True, everywhere: bool = False) -> None:
         self.target = SimpleNamespace(device=SimpleNamespace(type=device))
-        self.rounds, self.max_length, self.controller = rounds, max_length, Controller(6, 4, budgets=(3,))
+        self.rounds, self.max_length = rounds, max_length
+        self.controller = Controller(6, 4, budgets=(3,), everywhere=everywhere)
+        self.plain: list[int] = []  # rounds ahead of a request's first draft
         self.asked: list[tuple[int, int, int, int]] = []
 
     def _encode(self, prompt: Any) -> list[int]:
         return list(prompt)
 
     def generate(self, ids: list[int], params: SamplingParams) -> None:
-        plan = self.controller.decide(0, 100)
+        self.controller.begin()
+        self.plain.append(0)
+        while (plan := self.controller.decide(0, 100)).depth < 1 and self.plain[-1] < params.max_tokens:
+            self.controller.observe(DraftTree.chain([0]), 0, 1, 0.0, 10.0, 1, typical=False)
+            self.plain[-1] += 1
         self.asked.append((plan.budget, plan.depth, params.max_tokens, len(ids)))
-        self.controller.verify_cost.add(plan.budget, 7.0)
+        self.controller.verify_cost.add(plan.budget, 7.0, FEW)
         if plan.budget == 5 and ids == [9]:
             raise KeyboardInterrupt
 
@@ -42,9 +51,23 @@ def test_every_round_is_made_and_measured() -> None:
     assert all(tokens >= FEW * (depth + 1) and length == 2 for _, depth, tokens, length in engine.asked)
 
 
+def test_what_plain_rounds_leave_unread_is_read_too_and_dear_drafts_are_tried() -> None:
+    """By as many rows as it takes, each number of which is a graph of its own: in a request it would be made while the
+    request waits. The answer that shows whether drafts pay is decided by the engine's own controller."""
+    engine = Stub("cuda", everywhere=True)
+    own = engine.controller
+    warm_up(engine, [2, 3])
+    *reading, trial = engine.plain[6:]
+    assert [row_pad(unread) for unread in reading] == [*ROW_PADS[1:]]
+    assert [asked[0] for asked in engine.asked[6:9]] == [3, 3, 3] and engine.controller is own
+    assert all(unread + asked[1] < asked[2] for unread, asked in zip(reading, engine.asked[6:9], strict=True))
+    assert trial == 0 and engine.asked[9][2] == WARM_TRIAL and len(engine.asked) == 10
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("max_length", [2048, 80, 10])
-def test_a_prompt_of_its_own_fits(max_length: int) -> None:
-    engine = Stub("cuda", max_length)
+def test_a_prompt_of_its_own_fits(max_length: int, everywhere: bool) -> None:
+    engine = Stub("cuda", max_length, everywhere=everywhere)
     warm_up(engine)
     assert all(0 < length < max_length and (length + tokens < max_length or length == 1)
                for _, _, tokens, length in engine.asked)  # fmt: skip
