@@ -196,6 +196,7 @@ class Engine:
             self.controller = own
         if own.everywhere:
             self.generate(ids, SamplingParams(WARM_TRIAL, ignore_eos=True))
+            own.trial = 0.0  # that was the trial: no request to come pays for another
 
     def cancel(self) -> None:
         """End the running request after the pass at work; its stream closes with finish_reason "cancelled"."""
