@@ -49,6 +49,10 @@ def candidates(heads: Heads) -> Iterator[AttentionConfig]:
     for block_s, warps, chunk, splits, meet in several:
         if chunk >= block_s and splits * heads.kv_heads >= 96:
             yield AttentionConfig(splits, chunk, block_s, warps, meet=meet)
+    # whole tiles by bulk copies
+    for (block_s, stages), splits in itertools.product(((32, 4), (64, 2), (64, 3), (128, 2)), (16, 32, 64)):
+        if splits * heads.kv_heads >= 96:
+            yield AttentionConfig(splits, 128, block_s, meet=4, stages=stages)
 
 
 class AttentionCase:

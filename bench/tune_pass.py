@@ -108,6 +108,7 @@ def near_attentions(heads: Heads, config: AttentionConfig) -> Iterator[Attention
         "warps": (config.warps // 2, config.warps * 2),
         "block_m": (config.block_m // 2, config.block_m * 2) if heads.rows > 1 else (),
         "meet": {4, 8, config.splits} - {config.meet},
+        "stages": {0, 2, 3} - {config.stages},
     }
     for field, values in changes.items():
         for value in values:

@@ -84,15 +84,27 @@ def attend(
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One step of the online softmax (Milakov and Gimelshein 2018): scores of a tile of keys, in base 2, folded into
-    the rows' running maximum, sum and weighted values. seen: bool `[BLOCK_M, keys]`."""
+    """One step of the softmax over a tile of keys that come as halves. seen: bool `[BLOCK_M, keys]`."""
     scores = tl.dot(qa, tl.trans(ka), input_precision=PRECISION)
     scores = tl.dot(qb, tl.trans(kb), scores, input_precision=PRECISION)
-    scores = tl.where(seen, capped(scores * scale, SOFTCAP), float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    return take_in(scores, v, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
+
+
+@triton.jit
+def take_in(scores, v, seen, peak, total, acc, scale, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
+    """One step of the online softmax (Milakov and Gimelshein 2018): scores of a tile of keys, in base 2, folded into
+    the rows' running maximum, sum and weighted values. seen: bool `[BLOCK_M, keys]`, or None for all."""
+    if SOFTCAP is None:
+        unit = scale * 1.4426950408889634
+    else:
+        scores = capped(scores * scale, SOFTCAP)
+        unit = 1.0
+    if seen is not None:
+        scores = tl.where(seen, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * unit)
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a row that has seen nothing yet
     shrink = tl.exp2(peak - base)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(scores * unit - base[:, None])
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return new_peak, total * shrink + tl.sum(weights, 1), acc
 
@@ -264,6 +276,43 @@ def with_new_keys(
     append(k_ptr, v_ptr, slots, fresh & keep, a, b, new_v, D, BLOCK_HALF, BLOCK_D)
     ka, kb = tl.where(fresh[:, None], a, ka), tl.where(fresh[:, None], b, kb)
     return ka, kb, tl.where(fresh[:, None], new_v, v), bad
+
+
+@triton.jit
+def attend_whole_tiles(
+    qa,
+    qb,
+    cache_desc,
+    key_row,
+    value_row,
+    begin,
+    end,
+    position,
+    length,
+    ring,
+    peak,
+    total,
+    acc,
+    scale,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The softmax over slots [begin, end) of the prefix, whole tiles. They come to shared memory by bulk tensor copies,
+    STAGES - 1 tiles ahead, and the tensor core takes them from there: they pass no register. cache_desc: the layer's
+    rows `[., D]` by tiles `[BLOCK_S, D]`. key_row, value_row: of slot 0."""
+    q = tl.reshape(tl.permute(tl.join(qa, qb), (0, 2, 1)), (qa.shape[0], 2 * qa.shape[1]))
+    for start in tl.range(begin, end, BLOCK_S, num_stages=STAGES):
+        scores = tl.dot(q, tl.trans(cache_desc.load([key_row + start, 0])), input_precision=PRECISION)
+        values = cache_desc.load([value_row + start, 0])
+        if WINDOW is None:
+            peak, total, acc = take_in(scores, values, None, peak, total, acc, scale, SOFTCAP, PRECISION)
+        else:
+            seen = seen_keys(start + tl.arange(0, BLOCK_S), end, position, length, ring, WINDOW, False)
+            peak, total, acc = take_in(scores, values, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
+    return peak, total, acc
 
 
 class AttentionWorkspace:

@@ -14,12 +14,14 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pad_engine.kernels.attention_tiles import (
     AttentionWorkspace,
     angles,
     append,
     attend,
+    attend_whole_tiles,
     cached_tile,
     capped,
     clear_values,
@@ -86,6 +88,8 @@ def tree_attention_kernel(
     ring,
     capacity,
     chunk_step,
+    cache_desc,
+    value_rows,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HEADS: tl.constexpr,
@@ -101,6 +105,7 @@ def tree_attention_kernel(
     MEET: tl.constexpr,
     TO_PREFIX: tl.constexpr,
     STRICT: tl.constexpr,
+    STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release_dependents(PDL)
@@ -117,6 +122,7 @@ def tree_attention_kernel(
     row, ok = first + member // GROUP, member // GROUP < count
     position = length + tl.load(depth_ptr + row, mask=ok, other=0)
     bits = tl.load(mask_ptr + row, mask=ok, other=0)
+    place = (seq * seq_stride + head * head_stride) // D + scratch
     k_ptr += seq * seq_stride + head * head_stride
     v_ptr += seq * seq_stride + head * head_stride
 
@@ -136,7 +142,10 @@ def tree_attention_kernel(
     end = tl.minimum(begin + chunk, reach)
 
     # the prefix does not change during the pass, so its first keys are on their way before the wait
-    key = begin + tl.arange(0, BLOCK_S)
+    whole = begin
+    if STAGES:  # whole tiles come later, by bulk copies
+        whole = end - (end - begin - 1) % BLOCK_S - 1
+    key = whole + tl.arange(0, BLOCK_S)
     ka, kb, v = cached_tile(k_ptr, v_ptr, scratch + key, key < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D)
     cos, sin = angles(position, ok, cos_ptr, sin_ptr, D, BLOCK_HALF)
     # the rows of the pass itself go to the last split, which has the fewest keys of the prefix
@@ -181,24 +190,32 @@ def tree_attention_kernel(
             peak, total, acc = attend(qa, qb, na, nb, nv, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
             total = spoil(total, seen, bad)
 
-    for start in range(begin, end, BLOCK_S):
-        key = start + tl.arange(0, BLOCK_S)
-        # the next keys are on their way while these are attended to
-        following = key + BLOCK_S
-        next_a, next_b, next_v = cached_tile(
-            k_ptr, v_ptr, scratch + following, following < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D
-        )
+    if STAGES:
         seen = seen_keys(key, end, position, length, ring, WINDOW, STRICT)
-        if STRICT:
-            ka, kb, v, s_bad = with_new_keys(
-                ka, kb, v, key, (key >= length) & (key < reach), new_ptr + (first + key - length) * WIDTH,
-                KV_HEADS * D, k_ptr, v_ptr, scratch + key, key < tl.where(block == 0, capacity, 0), k_norm_ptr,
-                cos_ptr, sin_ptr, eps, D, BLOCK_HALF, BLOCK_D,
-            )  # fmt: skip
         peak, total, acc = attend(qa, qb, ka, kb, v, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
-        if STRICT:
-            total = spoil(total, seen, s_bad)
-        ka, kb, v = next_a, next_b, next_v
+        peak, total, acc = attend_whole_tiles(
+            qa, qb, cache_desc, place, place + value_rows, begin, whole, position, length, ring, peak, total, acc,
+            scale, WINDOW, SOFTCAP, PRECISION, BLOCK_S, STAGES,
+        )  # fmt: skip
+    else:
+        for start in range(begin, end, BLOCK_S):
+            key = start + tl.arange(0, BLOCK_S)
+            # the next keys are on their way while these are attended to
+            following = key + BLOCK_S
+            next_a, next_b, next_v = cached_tile(
+                k_ptr, v_ptr, scratch + following, following < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D
+            )
+            seen = seen_keys(key, end, position, length, ring, WINDOW, STRICT)
+            if STRICT:
+                ka, kb, v, s_bad = with_new_keys(
+                    ka, kb, v, key, (key >= length) & (key < reach), new_ptr + (first + key - length) * WIDTH,
+                    KV_HEADS * D, k_ptr, v_ptr, scratch + key, key < tl.where(block == 0, capacity, 0), k_norm_ptr,
+                    cos_ptr, sin_ptr, eps, D, BLOCK_HALF, BLOCK_D,
+                )  # fmt: skip
+            peak, total, acc = attend(qa, qb, ka, kb, v, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
+            if STRICT:
+                total = spoil(total, seen, s_bad)
+            ka, kb, v = next_a, next_b, next_v
 
     width = tl.arange(0, BLOCK_D)
     index = row * HEADS + head * GROUP + member % GROUP
@@ -262,6 +279,9 @@ def tree_attention(
     group = heads // kv_heads
     block_m = min(config.block_m, max(16, triton.next_power_of_2(n * group)))
     ring = slots - scratch
+    half = max(16, triton.next_power_of_2(d // 2))
+    # a tile is one box of memory, and both halves of a head lie in it side by side
+    stages = 0 if strict or 2 * half != d else config.stages
     chunk = config.chunk
     if strict:
         # absolute places: a split's range follows from the capacity alone, with rows that may reach behind it
@@ -290,6 +310,9 @@ def tree_attention(
         ring=ring,
         capacity=capacity,
         chunk_step=chunk,
+        cache_desc=TensorDescriptor.from_tensor(layer.view(-1, d), [config.block_s, d]) if stages else None,
+        value_rows=layer.stride(0) // d,
+        STAGES=stages,
         WINDOW=window,
         SOFTCAP=softcap,
         HEADS=heads,
@@ -299,7 +322,7 @@ def tree_attention(
         BLOCK_M=block_m,
         BLOCK_S=config.block_s,
         BLOCK_T=1 if n == 1 else max(16, n),
-        BLOCK_HALF=max(16, triton.next_power_of_2(d // 2)),
+        BLOCK_HALF=half,
         BLOCK_D=max(16, triton.next_power_of_2(d)),
         SPLITS=config.splits,
         MEET=parts_at_once(config, n, block_m),

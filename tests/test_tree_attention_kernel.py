@@ -6,6 +6,7 @@ Every slot of the cache that may not be read holds NaN, and every slot that may 
 import itertools
 import random
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -214,6 +215,28 @@ def test_queries_of_a_head_may_be_shared_out(block_m: int) -> None:
     """Rows of any place meet the keys of all, whichever program has them, and are appended once."""
     for rows, tree, heads in ((16, some_tree(16), (9, 3, 64)), (32, star(21), (4, 1, 12)), (64, chain(50), (8, 2, 16))):
         Setting(*heads, config=AttentionConfig(4, 16, 16, 4, block_m)).check(rows, [tree], [37])
+
+
+@pytest.mark.parametrize("stages", [2, 3] if CUDA else [2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_whole_tiles_by_bulk_copies(dtype: torch.dtype, stages: int) -> None:
+    """Every number of keys behind the last whole tile, splits that have none, rings that their queries see in part, and
+    forests: no slot beyond a prefix is let in, each of which holds NaN."""
+    bulk = partial(Setting, head_dim=32, dtype=dtype, capacity=96)
+    wide = AttentionConfig(2, 32, 16, 4, stages=stages)
+    for length in range(60, 78):
+        bulk(config=wide).check(16, [some_tree(7, length)], [length])
+    for length in (0, 1, 32, 64, 91):
+        bulk(config=AttentionConfig(4, 16, 16, 4, 16, stages=stages), to_prefix=True).check(1, [chain(1)], [length])
+    for length in (31, 45, 61, 90):
+        bulk(config=wide, window=45, softcap=5.0, norms=True).check(16, [chain(9)], [length])
+    bulk(config=wide).check(64, [some_tree(13, 1), some_tree(20, 2), chain(31)], [5, 0, 79])
+
+
+@pytest.mark.parametrize("setting", [Setting(head_dim=12), Setting(head_dim=16), Setting(8, 2, 96)], ids=str)
+def test_heads_whose_halves_do_not_lie_side_by_side_come_through_registers(setting: Setting) -> None:
+    setting.config = AttentionConfig(2, 16, 16, 4, stages=2)
+    setting.check(16, [some_tree(7)], [61])
 
 
 @pytest.mark.parametrize("window", [8, 40])
