@@ -145,12 +145,12 @@ def combine_splits(
     BLOCK_D: tl.constexpr,
     STEP: tl.constexpr,
     MOST: tl.constexpr,
-    AT_ONCE: tl.constexpr,
 ):
     """The softmax over `count` splits, at most MOST, from `first` on, each STEP further, from each split's maximum, sum
     and weighted values: peak and total `[BLOCK_M]` and weighted values `[BLOCK_M, D]`, added in the splits' order.
     Everything is read from L2: an earlier launch's parts may still lie in this core's L1."""
     width, member = tl.arange(0, BLOCK_D), tl.arange(0, MOST)
+    d_ok = ok[:, None] & (width < D)[None, :]
     places = ((first + member * STEP)[:, None] * plane + index[None, :]) * 2
     there = (member < count)[:, None] & ok[None, :]
     peaks = tl.load(sums_ptr + places, mask=there, other=float("-inf"), cache_modifier=".cg")
@@ -159,15 +159,12 @@ def combine_splits(
     base = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp2(peaks - base[None, :]) * totals, 0)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    # as many at once as there is room for, whether or not there are so many: one after the other is slow
-    for begin in tl.range(0, count, AT_ONCE):
-        for number in tl.static_range(AT_ONCE):
-            given = ok & (tl.full(ok.shape, begin + number, tl.int32) < count)
-            place = (first + (begin + number) * STEP) * plane + index
-            own = tl.load(sums_ptr + place * 2, mask=given, other=float("-inf"), cache_modifier=".cg")
-            parts = part_ptr + place[:, None] * D + width[None, :]
-            part = tl.load(parts, mask=given[:, None] & (width < D)[None, :], other=0.0, cache_modifier=".cg")
-            acc += tl.exp2(own - base)[:, None] * part
+    # unrolled, so that several parts are on their way at once
+    for number in tl.range(0, count, loop_unroll_factor=8 if BLOCK_M == 16 else 2):
+        place = (first + number * STEP) * plane + index
+        own = tl.load(sums_ptr + place * 2, mask=ok, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(part_ptr + place[:, None] * D + width[None, :], mask=d_ok, other=0.0, cache_modifier=".cg")
+        acc += tl.exp2(own - base)[:, None] * part
     return peak, total, acc
 
 
@@ -209,7 +206,6 @@ def meet_splits(
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
     MEET: tl.constexpr,
-    AT_ONCE: tl.constexpr,
 ):
     """Leave this split's part; returns whether it was the last of its head to arrive, and then all splits' softmax.
 
@@ -221,7 +217,7 @@ def meet_splits(
     last = arrives_last(counters_ptr + first, members)
     if last:
         peak, total, acc = combine_splits(
-            part_ptr, sums_ptr, index, ok, first, members, plane, D, BLOCK_M, BLOCK_D, 1, MEET, AT_ONCE
+            part_ptr, sums_ptr, index, ok, first, members, plane, D, BLOCK_M, BLOCK_D, 1, MEET
         )
         if MEET < SPLITS:  # noqa: SIM102 - known to the compiler, unlike the next
             if groups > 1:
@@ -230,8 +226,7 @@ def meet_splits(
                 last = arrives_last(counters_ptr + SPLITS, groups)
                 if last:
                     peak, total, acc = combine_splits(
-                        part_ptr, sums_ptr, index, ok, 0, groups, plane, D, BLOCK_M, BLOCK_D, MEET, SPLITS // MEET,
-                        AT_ONCE,
+                        part_ptr, sums_ptr, index, ok, 0, groups, plane, D, BLOCK_M, BLOCK_D, MEET, SPLITS // MEET
                     )
     return last, total, acc
 

@@ -103,7 +103,6 @@ def tree_attention_kernel(
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
     MEET: tl.constexpr,
-    AT_ONCE: tl.constexpr,
     TO_PREFIX: tl.constexpr,
     STRICT: tl.constexpr,
     STAGES: tl.constexpr,
@@ -226,15 +225,11 @@ def tree_attention_kernel(
         counters = ticket_ptr + (tl.program_id(2) * KV_HEADS + head) * (SPLITS + 1)
         last, total, acc = meet_splits(
             part_ptr, sums_ptr, counters, peak, total, acc, index, ok, split, active, ROWS * HEADS,
-            D, BLOCK_M, BLOCK_D, SPLITS, MEET, AT_ONCE,
+            D, BLOCK_M, BLOCK_D, SPLITS, MEET,
         )  # fmt: skip
     if last:
         out = acc / total[:, None]
         tl.store(out_ptr + index[:, None] * D + width[None, :], out.to(out_ptr.dtype.element_ty), mask=d_ok)
-
-
-# parts of splits that a thread has on their way at once, and the registers that they may take
-MOST_AT_ONCE, ROOM = 8, 128
 
 
 def parts_at_once(config: AttentionConfig, rows: int, block_m: int) -> int:
@@ -284,8 +279,7 @@ def tree_attention(
     group = heads // kv_heads
     block_m = min(config.block_m, max(16, triton.next_power_of_2(n * group)))
     ring = slots - scratch
-    half, block_d = max(16, triton.next_power_of_2(d // 2)), max(16, triton.next_power_of_2(d))
-    meet = parts_at_once(config, n, block_m)
+    half = max(16, triton.next_power_of_2(d // 2))
     # a tile is one box of memory, and both halves of a head lie in it side by side
     stages = 0 if strict or 2 * half != d else config.stages
     chunk = config.chunk
@@ -329,10 +323,9 @@ def tree_attention(
         BLOCK_S=config.block_s,
         BLOCK_T=1 if n == 1 else max(16, n),
         BLOCK_HALF=half,
-        BLOCK_D=block_d,
+        BLOCK_D=max(16, triton.next_power_of_2(d)),
         SPLITS=config.splits,
-        MEET=meet,
-        AT_ONCE=min(meet, MOST_AT_ONCE, max(1, ROOM * 32 * config.warps // (block_m * block_d))),
+        MEET=parts_at_once(config, n, block_m),
         TO_PREFIX=to_prefix,
         STRICT=strict,
         PDL=pdl,

@@ -138,7 +138,7 @@ def compile_all() -> list[dict[str, Any]]:
             half = triton.next_power_of_2(head_dim // 2)
             tile = {"BLOCK_M": min(64, max(16, 4 * rows)), "BLOCK_S": 64, "BLOCK_T": rows, "BLOCK_HALF": half}
             tile |= {"BLOCK_D": 2 * half, "SPLITS": 32, "HEADS": heads, "KV_HEADS": kv_heads, "D": head_dim}
-            tile |= {"MEET": 32 if rows == 1 else 4, "AT_ONCE": 8 if rows == 1 else 2, "TO_PREFIX": rows == 1, "STRICT": rows == 16}
+            tile |= {"MEET": 32 if rows == 1 else 4, "TO_PREFIX": rows == 1, "STRICT": rows == 16}
             tile |= {"STAGES": 0, "cache_desc": None}
             found.append(compiled(tree_attention_kernel, none | more | tile, capability, 4))
             if rows != 16:  # whole tiles by bulk copies, or where a card has none by others
