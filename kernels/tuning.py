@@ -60,9 +60,9 @@ class AttentionConfig:
     """splits: programs that share the prefix of one head, a power of two. chunk: keys of the prefix below which one
     more program does not pay. block_s: keys a step. warps: of a program. block_m: queries of a program at most, a power
     of two from 16 on; where there are more of a key's head, so many more programs read its keys. meet: splits whose
-    parts one program reads, a power of two; 0 for what follows from the rows (tree_attention.parts_at_once). stages: tiles
-    of keys and values in shared memory, by bulk copies, and one; 0 for tiles that come through registers, as those do in
-    strict mode, and of heads whose size is no power of two from 32 on."""
+    parts one program reads, a power of two; 0 for what follows from the rows (tree_attention.parts_at_once). stages:
+    one more than the tiles of keys that are on their way by bulk copies; 0 for tiles that come through registers, as
+    those do in strict mode, and of heads whose size is no power of two from 32 on."""
 
     splits: int
     chunk: int = 256
