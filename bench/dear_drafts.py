@@ -69,17 +69,18 @@ def request_time(case: Case, controller: Controller, tokens: int, draw: random.R
     time, emitted, unread, queued = 0.0, 0, False, deque[RoundPlan]()
     while emitted < tokens:
         while len(queued) < 2 and len(queued) < tokens - emitted:
-            queued.append(controller.decide(0, tokens - emitted - len(queued), at_work=list(queued)))
+            room = tokens - emitted - len(queued)
+            queued.append(controller.decide(0, room, at_work=list(queued), readings=int(unread)))
+            unread = not queued[-1].depth
         plan = queued.popleft()
         accepted = kept(case, min(plan.depth, tokens - emitted - 1), emitted, draw)
         cost = 1.0
         if plan.depth:
-            cost = case.verify + case.step * plan.depth + case.reading * unread
+            cost = case.verify + case.step * plan.depth + case.reading * plan.readings
             cost *= 1.0 if plan.budget in sizes else case.slow
             sizes.add(plan.budget)
-        unread = not plan.depth
         tree = DraftTree.chain([0] * (plan.depth + 1))
-        controller.observe(tree, accepted, accepted + 1, 0.0, cost, plan.budget)
+        controller.observe(tree, accepted, accepted + 1, 0.0, cost, plan.budget, readings=plan.readings)
         time, emitted = time + cost, emitted + accepted + 1
     return time
 

@@ -31,7 +31,7 @@ class Played:
     A draft on the device is part of its round. budget: what was planned for it. typical: False where a graph was made
     meanwhile, and for a request's first round. waited: the device had nothing to do before this plain round, as the
     host had drafted the one before it. depth, rows: as planned, of a draft on the device, whose tree shows only what
-    was found."""
+    was found. readings: as of RoundPlan."""
 
     commit: Commit
     logits: Tensor | None
@@ -42,6 +42,7 @@ class Played:
     waited: bool = False
     depth: int | None = None
     rows: int | None = None
+    readings: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class Ahead:
         if room < 1:
             return
         clock, graphs, evidence = Stopwatch(), rounds.num_graphs, drafter.evidence(state)
-        plan = self.controller.decide(evidence, room, self.pinned, [round.plan for round in unread])
+        readings = cast(CapturedDrafter, drafter).readings if drafter.captured else 0
+        plan = self.controller.decide(evidence, room, self.pinned, [round.plan for round in unread], readings)
         waited = not unread
         if drafter.captured:
             index, depth = cast(CapturedDrafter, drafter).queue(rounds, plan)
@@ -151,7 +153,8 @@ def play(
             first, waited = plain and state.round == 1, plain and done.waited
             typical = done.index not in ahead.atypical and not first
             verify_ms = clock.lap() - done.draft_ms
-            yield Played(commit, None, done.draft_ms, verify_ms, done.plan.budget, typical, waited, depth, rows)
+            costs = done.draft_ms, verify_ms, done.plan.budget, typical, waited, depth, rows, done.plan.readings
+            yield Played(commit, None, *costs)
     finally:
         if not ended:
             ahead.settle(cache, root)

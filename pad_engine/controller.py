@@ -47,10 +47,12 @@ CAPTURED_BUDGETS = (1, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """budget: nodes of the tree, root included. depth: drafted tokens in a row at most."""
+    """budget: nodes of the tree, root included. depth: drafted tokens in a row at most. readings: passes of the draft
+    model's own ahead of its draft, over tokens that plain rounds have left to it."""
 
     budget: int = 1
     depth: int = 0
+    readings: int = 0
 
 
 class Cost:
@@ -180,7 +182,7 @@ class Controller:
     ) -> None:
         self.branching, self.prior, self.everywhere = branching, prior, everywhere
         self.max_budget, self.max_depth, self.fixed = max_budget, max_depth, fixed
-        self.verify_cost, self.draft_cost = CostTable(), DraftCost()
+        self.verify_cost, self.draft_cost, self.read_cost = CostTable(), DraftCost(), Cost()
         self.budgets = sorted({budget for budget in budgets if 1 < budget < max_budget} | {max_budget})
         self.lost = 0.0  # milliseconds spent beyond what plain decoding would have needed
         self.allowed = 0.0
@@ -194,6 +196,7 @@ class Controller:
         self.acceptance = Acceptance(self.prior)
         self.verify_cost.begin()
         self.draft_cost.token.begin()
+        self.read_cost.begin()
         plain, smallest = self.verify_cost(1), min(self.extra(self.plans(self.max_depth)), default=0.0)
         if plain:
             self.trial = max(self.trial - max(self.lost - self.allowed, 0.0) / plain, 0.0)
@@ -205,22 +208,28 @@ class Controller:
         self.emitted, self.first_kept = 0, None
 
     def decide(
-        self, evidence: int, remaining: int, pinned: bool = False, at_work: Sequence[RoundPlan] = ()
+        self,
+        evidence: int,
+        remaining: int,
+        pinned: bool = False,
+        at_work: Sequence[RoundPlan] = (),
+        readings: int = 0,
     ) -> RoundPlan:
         """The next round's size. evidence: the drafter's class of its draft, negative when it has none. remaining: how
         many tokens may still be emitted; the last of them is never drafted. pinned: always as much as is allowed.
-        at_work: rounds whose outcome is not known yet; what they may lose counts as lost."""
+        at_work: rounds whose outcome is not known yet; what they may lose counts as lost. readings: as of RoundPlan, of
+        a draft in this round."""
         depth = min(self.max_depth, remaining - 1, self.max_budget - 1)
         if evidence < 0 or depth < 1:
             return RoundPlan()
         if not pinned and self.emitted + len(at_work) < self.start:
             return RoundPlan()
         if self.fixed or pinned:
-            return RoundPlan(self.max_budget, depth)
+            return RoundPlan(self.max_budget, depth, readings)
         plain = self.verify_cost(1)
         if self.verify_cost.costs[1].seen < FEW:  # the yardstick comes first: a plain step must be known
             return RoundPlan()
-        plans = self.plans(depth)
+        plans = self.plans(depth, readings)
         extra = self.extra(plans)
         allowance = min(max(min(extra), LEAST_ALLOWANCE * plain), MOST_ALLOWANCE * plain) + self.trial * plain
         lost = self.lost + sum(self.cost(plan) - plain for plan in at_work if plan.depth)
@@ -233,9 +242,9 @@ class Controller:
                 best, best_rate = plan, rate
         return best
 
-    def plans(self, depth: int) -> list[RoundPlan]:
+    def plans(self, depth: int, readings: int = 0) -> list[RoundPlan]:
         """The rounds to choose from, of so many drafted tokens in a row at most."""
-        return [RoundPlan(budget, min(budget - 1, depth)) for budget in self.budgets]
+        return [RoundPlan(budget, min(budget - 1, depth), readings) for budget in self.budgets]
 
     def extra(self, plans: Sequence[RoundPlan]) -> list[float]:
         """The expected milliseconds of rounds beyond a plain one's."""
@@ -244,7 +253,8 @@ class Controller:
 
     def cost(self, plan: RoundPlan) -> float:
         """The expected milliseconds of a round."""
-        return self.verify_cost(plan.budget) + self.draft_cost(plan.depth)
+        reading = plan.readings * self.read_cost.milliseconds
+        return self.verify_cost(plan.budget) + self.draft_cost(plan.depth) + reading
 
     def observe(
         self,
@@ -258,11 +268,12 @@ class Controller:
         waited: bool = False,
         depth: int | None = None,
         rows: int | None = None,
+        readings: int = 0,
     ) -> None:
         """A finished round: its tree, how many tokens were accepted and emitted, what its parts cost, and the budget
         that it was planned with. typical: False where something was made during the round that later ones will
         find. waited: a plain round that took longer for the draft before it. depth, rows: of a draft that was not the
-        host's and may have found less than it was made for."""
+        host's and may have found less than it was made for. readings: as of RoundPlan."""
         depth, rows = max(tree.depth) if depth is None else depth, len(tree) if rows is None else rows
         if depth:
             self.acceptance.add((tree.evidence, self.branching * budget), depth, accepted)
@@ -271,7 +282,9 @@ class Controller:
         self.acceptance.decay()
         if not typical:
             return
-        if not waited:
+        if readings and self.verify_cost.costs[rows].seen >= FEW:
+            self.read_cost.add(max(verify_ms - self.verify_cost(rows), 0.0) / readings)
+        elif not waited:
             self.verify_cost.add(rows, verify_ms)
         if depth:
             self.draft_cost.add(depth, draft_ms)

@@ -32,7 +32,7 @@ class CostFile:
         """Tell a controller what the file says, if there is one and it makes sense."""
         try:
             costs = {name: float(value) for name, value in json.loads(self.path.read_text(encoding="utf-8")).items()}
-            rows = {int(name): value for name, value in costs.items() if name != "draft"}
+            rows = {int(name): value for name, value in costs.items() if name not in ("draft", "read")}
         except (OSError, ValueError, AttributeError, TypeError):
             return
         if not all(math.isfinite(value) and value >= 0 for value in costs.values()) or min(rows, default=1) < 1:
@@ -42,12 +42,16 @@ class CostFile:
             controller.verify_cost.add(count, milliseconds, FEW)
         if "draft" in costs:
             controller.draft_cost.add(1, costs["draft"], FEW)
+        if "read" in costs:
+            controller.read_cost.add(costs["read"], FEW)
 
     def save(self, controller: Controller) -> None:
         """Write what a controller has measured, if it says something new."""
         costs = {str(rows): controller.verify_cost(rows) for rows in controller.verify_cost.samples}
         if controller.draft_cost.token.samples:
             costs["draft"] = controller.draft_cost(1)
+        if controller.read_cost.samples:
+            costs["read"] = controller.read_cost.milliseconds
         if all(name in self.saved and close(value, self.saved[name]) for name, value in costs.items()):
             return
         costs = self.saved | costs

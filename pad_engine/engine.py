@@ -181,7 +181,9 @@ class Engine:
         # a draft at the end of an answer may have any depth
         runs = [(budget, 0) for budget in sorted({*range(1, own.max_depth + 2), *own.budgets})]
         if own.everywhere:
-            runs += [(own.budgets[0], unread) for unread in WARM_UNREAD]
+            runs += 2 * [
+                (own.budgets[0], unread) for unread in WARM_UNREAD
+            ]  # what is made in the first is not measured
         longest = max(WARM_TRIAL, *(warm_tokens(*run) for run in runs))
         room = max(1, self.max_length - longest - 1)
         ids = [0] * min(WARM_PROMPT, room) if prompt is None else self._encode(prompt)
@@ -191,6 +193,7 @@ class Engine:
                 self.controller = Controller(budget, depth, branching=own.branching, fixed=True)
                 self.controller.start = unread
                 self.controller.verify_cost, self.controller.draft_cost = own.verify_cost, own.draft_cost
+                self.controller.read_cost = own.read_cost
                 self.generate(ids, SamplingParams(warm_tokens(budget, unread), ignore_eos=True))
         finally:
             self.controller = own
@@ -297,7 +300,7 @@ class Engine:
             if count is not None:
                 commit = state.cut(commit, count)
             costs = round.draft_ms, round.verify_ms, round.budget, round.typical, round.waited, round.depth, round.rows
-            controller.observe(commit.tree, commit.accepted, len(commit.tokens), *costs)
+            controller.observe(commit.tree, commit.accepted, len(commit.tokens), *costs, round.readings)
             drafter.observe(commit)
             if on_round is not None:
                 on_round(replace(round, commit=commit))

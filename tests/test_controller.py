@@ -349,6 +349,26 @@ def test_a_first_draft_that_fails_is_not_the_last() -> None:
     assert found[1] > 5 > found[0]
 
 
+def test_what_a_draft_reads_first_is_a_cost_of_its_own() -> None:
+    """It is told from the round's, foretold, and weighed against what may be lost; a round of a size that nobody knows
+    is believed to cost all of it."""
+    controller, drafted = Controller(5, 4, budgets=(), prior=0.8), DraftTree.chain([0] * 5)
+    for cost in (10.0, 10.0, 10.0):
+        controller.observe(DraftTree.chain([0]), 0, 1, 0.0, cost, 1)
+    controller.observe(drafted, 4, 5, 0.0, 40.0, 5, readings=2)
+    assert controller.verify_cost(5) == 40 and controller.read_cost.milliseconds == 0
+    for _ in range(FEW):
+        controller.observe(drafted, 4, 5, 0.0, 14.0, 5)
+    controller.observe(drafted, 4, 5, 0.0, 24.0, 5, readings=2)
+    assert controller.verify_cost(5) == 14 and controller.read_cost.milliseconds == 5
+    for readings in (0, 2):
+        plan = controller.decide(0, 100, readings=readings)
+        assert plan == RoundPlan(5, 4, readings) and controller.cost(plan) == 14 + 5 * readings
+    controller.lost = controller.allowed  # no credit is left but for one draft, of at most a plain step
+    assert controller.decide(0, 100).depth == 4 and controller.decide(0, 100, readings=2) == RoundPlan()
+    assert controller.decide(0, 100, at_work=[RoundPlan(5, 4, 2)]) == RoundPlan()
+
+
 def test_useless_dear_drafts_cost_their_trial_once() -> None:
     controller = Controller(5, 4, budgets=CAPTURED_BUDGETS, prior=0.8, everywhere=True)
     steps = []  # lost beyond plain decoding

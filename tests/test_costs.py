@@ -30,12 +30,13 @@ def measured(**verify: float) -> Controller:
 def test_the_next_process_begins_with_them() -> None:
     before = measured(r1=10.0, r16=14.0)
     before.draft_cost.add(4, 8.0)
+    before.read_cost.add(3.0)
     CostFile(CPU, ["a model"]).save(before)
     after, other = Controller(16, 15), Controller(16, 15)
     CostFile(CPU, ["a model"]).load(after)
     CostFile(CPU, ["another model"]).load(other)
     assert (after.verify_cost(1), after.verify_cost(16), after.draft_cost(3)) == (10.0, 14.0, 6.0)
-    assert not other.verify_cost.samples
+    assert after.read_cost.milliseconds == 3.0 and not other.verify_cost.samples
     # so it may draft at once, and its own measurements soon outweigh the file's
     assert after.decide(0, 100).depth > 0 and other.decide(0, 100).depth == 0
     for _ in range(4):

@@ -13,10 +13,12 @@ from launches import CUDA, DEVICE, MODES, ints, repeat
 from tiny import Make, some_ids
 
 from pad_engine import Engine, SamplingParams
+from pad_engine.captured import Played
 from pad_engine.controller import RoundPlan
 from pad_engine.drafters.draft_model import DraftModel
 from pad_engine.drafters.draft_model_device import DeviceDraftModel
 from pad_engine.drafters.draft_recipes import Chain, Reading
+from pad_engine.kernels.accept import MAX_ROWS
 from pad_engine.kernels.draft_chain import begin_draft, begin_draft_ref, chain_length_ref, take_draft
 from pad_engine.loader import load_engine
 from pad_engine.tree import DraftTree, make_forest
@@ -127,9 +129,10 @@ class Alternate:
         self.plan = [budget for count in plain for budget in (*[1] * count, 4)]
         self.turn = 0
 
-    def __call__(self, *_: object) -> RoundPlan:
+    def __call__(self, _evidence: int, _remaining: int, _pinned: bool, _at_work: object, readings: int) -> RoundPlan:
         self.turn += 1
-        return RoundPlan(self.plan[(self.turn - 1) % len(self.plan)], 3)
+        budget = self.plan[(self.turn - 1) % len(self.plan)]
+        return RoundPlan(budget, 3, readings if budget > 1 else 0)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +148,11 @@ def test_a_copy_of_the_target_is_never_wrong(
     engine = engine_of(WHOLE, max_length=256)
     engine.controller.decide = Alternate(*plain)  # type: ignore[method-assign]
     params = SamplingParams(sum(plain) + 4 * len(plain), ignore_eos=True)
-    out = engine.generate(PROMPT, params)
+    rounds: list[Played] = []
+    out = engine.generate(PROMPT, params, on_round=rounds.append)
     assert out.token_ids == engine_of(None, max_length=256).generate(PROMPT, params).token_ids
     assert out.stats.accepted_tokens == out.stats.draft_tokens > 0
+    assert [round.readings for round in rounds if round.budget > 1] == [-(-count // MAX_ROWS) for count in plain]
     assert engine.rounds is not None
     kinds = [kind for kind, _ in engine.rounds.replays]
     assert any(isinstance(kind, Reading) for kind in kinds) and "plain" in kinds

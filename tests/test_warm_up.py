@@ -58,10 +58,10 @@ def test_what_plain_rounds_leave_unread_is_read_too_and_dear_drafts_are_tried() 
     own = engine.controller
     warm_up(engine, [2, 3])
     *reading, trial = engine.plain[6:]
-    assert [row_pad(unread) for unread in reading] == [*ROW_PADS[1:]]
-    assert [asked[0] for asked in engine.asked[6:9]] == [3, 3, 3] and engine.controller is own
-    assert all(unread + asked[1] < asked[2] for unread, asked in zip(reading, engine.asked[6:9], strict=True))
-    assert trial == 0 and engine.asked[9][2] == WARM_TRIAL and len(engine.asked) == 10
+    assert [row_pad(unread) for unread in reading] == 2 * [*ROW_PADS[1:]], "made first, and then measured"
+    assert [asked[0] for asked in engine.asked[6:12]] == 6 * [3] and engine.controller is own
+    assert all(unread + asked[1] < asked[2] for unread, asked in zip(reading, engine.asked[6:12], strict=True))
+    assert trial == 0 and engine.asked[12][2] == WARM_TRIAL and len(engine.asked) == 13
     assert own.trial == 0, "what drafts may lose once was theirs to lose here"
 
 

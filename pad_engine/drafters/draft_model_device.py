@@ -74,6 +74,11 @@ class DeviceDraftModel(DraftModel):
             # its last places held
             self.valid = max(self.valid, min(len(self.ids), self.cache.capacity) - self.feed)
 
+    @property
+    def readings(self) -> int:
+        """See CapturedDrafter."""
+        return -(-self.behind // MAX_ROWS)
+
     def queue(self, rounds: Rounds, plan: RoundPlan) -> tuple[int, int]:
         """See CapturedDrafter."""
         depth = min(self.depth, plan.budget - 1)

@@ -49,7 +49,12 @@ class Drafter(Protocol):
 
 
 class CapturedDrafter(Drafter, Protocol):
-    """One whose rounds are queued ahead, before the host knows what the round at work commits."""
+    """One whose rounds are queued ahead, before the host knows what the round at work commits. readings: passes of its
+    own that a draft would begin with (RoundPlan)."""
+
+    @property
+    def readings(self) -> int:
+        """See above."""
 
     def queue(self, rounds: Rounds, plan: RoundPlan) -> tuple[int, int]:
         """Queue the next round, a draft with its verification or a plain step, as planned. Returns its index, and how

@@ -39,7 +39,7 @@ class DeviceNGram(NGram):
     """An NGram of chains, which drafts on the device where a request allows it, and on the host where it does not
     (captured.serves). depth: tokens drafted at most."""
 
-    captured = True
+    captured, readings = True, 0
 
     def __init__(self, builder: TreeBuilder, device: torch.device, depth: int, min_match: int = 2) -> None:
         super().__init__(builder, min_match)

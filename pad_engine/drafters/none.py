@@ -11,7 +11,7 @@ from pad_engine.tree import DraftTree
 class NoDrafter:
     """Proposes nothing."""
 
-    captured = True
+    captured, readings = True, 0
     draft_probs: Literal["none"] = "none"
     taps: tuple[int, ...] = ()
     nbytes = 0
