@@ -194,9 +194,10 @@ class Controller:
     def begin(self) -> None:
         """A new request: what was accepted before says little about it; the costs stay."""
         self.acceptance = Acceptance(self.prior)
-        self.verify_cost.begin()
-        self.draft_cost.token.begin()
-        self.read_cost.begin()
+        if not self.fixed:  # who always drafts as much does not need them, and one engine warms up by many such
+            self.verify_cost.begin()
+            self.draft_cost.token.begin()
+            self.read_cost.begin()
         plain, smallest = self.verify_cost(1), min(self.extra(self.plans(self.max_depth)), default=0.0)
         if plain:
             self.trial = max(self.trial - max(self.lost - self.allowed, 0.0) / plain, 0.0)

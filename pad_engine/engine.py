@@ -180,10 +180,8 @@ class Engine:
         own = self.controller
         # a draft at the end of an answer may have any depth
         runs = [(budget, 0) for budget in sorted({*range(1, own.max_depth + 2), *own.budgets})]
-        if own.everywhere:
-            runs += 2 * [
-                (own.budgets[0], unread) for unread in WARM_UNREAD
-            ]  # what is made in the first is not measured
+        if own.everywhere:  # twice: a round during which something was made is not measured
+            runs += 2 * [(own.budgets[0], unread) for unread in WARM_UNREAD]
         longest = max(WARM_TRIAL, *(warm_tokens(*run) for run in runs))
         room = max(1, self.max_length - longest - 1)
         ids = [0] * min(WARM_PROMPT, room) if prompt is None else self._encode(prompt)

@@ -65,6 +65,13 @@ def test_what_plain_rounds_leave_unread_is_read_too_and_dear_drafts_are_tried() 
     assert own.trial == 0, "what drafts may lose once was theirs to lose here"
 
 
+def test_what_was_measured_first_is_still_known_at_the_end() -> None:
+    engine = Stub("cuda", everywhere=True)
+    engine.controller = Controller(64, 63, everywhere=True)
+    warm_up(engine)
+    assert engine.controller.verify_cost.samples.keys() == set(range(1, 65))
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("max_length", [2048, 80, 10])
 def test_a_prompt_of_its_own_fits(max_length: int, everywhere: bool) -> None:
