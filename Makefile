@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_SPEC ?= torch==2.13.0
+# processes that share the tests, each a file at a time; WORKERS=0 on a GPU, whose memory some tests count
+WORKERS ?= 2
 LLAMA_CPP_SPEC ?= llama-cpp-python==0.3.36
 BIN := $(abspath $(VENV))/bin
 RUN_ARGS ?= generate "Copy this text word by word: The owl left the barn at dusk, crossed the river, and came back before \
@@ -61,7 +63,7 @@ ctest: setup
 	$(BIN)/ctest --test-dir $(CTEST_BUILD) --output-on-failure --no-tests=error
 
 pytest: setup
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 slow: setup
 	$(BIN)/pytest -m slow
