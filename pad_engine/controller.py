@@ -204,7 +204,7 @@ class Controller:
         most = min(max(2 * smallest, LEAST_CARRIED * plain), MOST_CARRIED * plain)
         carried = min(max(self.allowed - self.lost, 0.0), most)
         self.lost, self.allowed = -carried, 0.0
-        if self.everywhere and self.first_kept is not None:
+        if self.everywhere and not self.fixed and self.first_kept is not None:
             self.start = max(0, self.start - 1) if self.first_kept else (self.start + LATER) % LATEST
         self.emitted, self.first_kept = 0, None
 

@@ -349,6 +349,13 @@ def test_a_first_draft_that_fails_is_not_the_last() -> None:
     assert found[1] > 5 > found[0]
 
 
+def test_one_that_always_drafts_does_so_from_the_first_token_whatever_came_before() -> None:
+    controller = Controller(5, 4, fixed=True, everywhere=True)
+    for _ in range(3):
+        _, _, plans = simulate(controller, 6, lambda step: 0)
+        assert plans == [RoundPlan(5, 4)] * 6
+
+
 def test_what_a_draft_reads_first_is_a_cost_of_its_own() -> None:
     """It is told from the round's, foretold, and weighed against what may be lost; a round of a size that nobody knows
     is believed to cost all of it."""

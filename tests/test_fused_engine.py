@@ -259,7 +259,7 @@ def test_turns_of_a_chat(model: Callable[[str], Path], family: str) -> None:
 class DeviceChain:
     """Knows the answer, and writes it as a chain where the round itself is queued: the host decides nothing."""
 
-    captured, draft_probs, taps, nbytes = True, "none", (), 0
+    captured, readings, draft_probs, taps, nbytes = True, 0, "none", (), 0
 
     def __init__(self, ids: list[int], nodes: int) -> None:
         self.ids, self.nodes = ints([*ids, *[1] * nodes]), nodes
