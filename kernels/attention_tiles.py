@@ -6,6 +6,9 @@ import triton
 import triton.language as tl
 
 
+LOG2_E = tl.constexpr(1.4426950408889634)  # scores are in units of log 2
+
+
 @triton.jit
 def angles(position, ok, cos_ptr, sin_ptr, D: tl.constexpr, BLOCK_HALF: tl.constexpr):
     """cos and sin `[BLOCK, D / 2]`, fp32, of rows at some positions."""
@@ -66,7 +69,7 @@ def capped(scores, SOFTCAP: tl.constexpr):
     if SOFTCAP is not None:
         # tanh(x) = 2 sigmoid(2 x) - 1
         scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
-    return scores * 1.4426950408889634
+    return scores * LOG2_E
 
 
 @triton.jit
@@ -95,7 +98,7 @@ def take_in(scores, v, seen, peak, total, acc, scale, SOFTCAP: tl.constexpr, PRE
     """One step of the online softmax (Milakov and Gimelshein 2018): scores of a tile of keys, in base 2, folded into
     the rows' running maximum, sum and weighted values. seen: bool `[BLOCK_M, keys]`, or None for all."""
     if SOFTCAP is None:
-        unit = scale * 1.4426950408889634
+        unit = scale * LOG2_E
     else:
         scores = capped(scores * scale, SOFTCAP)
         unit = 1.0
@@ -284,7 +287,7 @@ def attend_whole_tiles(
     qb,
     cache_desc,
     key_row,
-    value_row,
+    value_rows,
     begin,
     end,
     position,
@@ -302,16 +305,15 @@ def attend_whole_tiles(
 ):
     """The softmax over slots [begin, end) of the prefix, whole tiles. They come to shared memory by bulk tensor copies,
     STAGES - 1 tiles ahead, and the tensor core takes them from there: they pass no register. cache_desc: the layer's
-    rows `[., D]` by tiles `[BLOCK_S, D]`. key_row, value_row: of slot 0."""
+    rows `[., D]` by tiles `[BLOCK_S, D]`. key_row: of slot 0's keys; value_rows: from there to its values."""
     q = tl.reshape(tl.permute(tl.join(qa, qb), (0, 2, 1)), (qa.shape[0], 2 * qa.shape[1]))
     for start in tl.range(begin, end, BLOCK_S, num_stages=STAGES):
         scores = tl.dot(q, tl.trans(cache_desc.load([key_row + start, 0])), input_precision=PRECISION)
-        values = cache_desc.load([value_row + start, 0])
-        if WINDOW is None:
-            peak, total, acc = take_in(scores, values, None, peak, total, acc, scale, SOFTCAP, PRECISION)
-        else:
+        values = cache_desc.load([key_row + value_rows + start, 0])
+        seen = None
+        if WINDOW is not None:
             seen = seen_keys(start + tl.arange(0, BLOCK_S), end, position, length, ring, WINDOW, False)
-            peak, total, acc = take_in(scores, values, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
+        peak, total, acc = take_in(scores, values, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
     return peak, total, acc
 
 

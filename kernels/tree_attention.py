@@ -194,8 +194,8 @@ def tree_attention_kernel(
         seen = seen_keys(key, end, position, length, ring, WINDOW, STRICT)
         peak, total, acc = attend(qa, qb, ka, kb, v, seen, peak, total, acc, scale, SOFTCAP, PRECISION)
         peak, total, acc = attend_whole_tiles(
-            qa, qb, cache_desc, place, place + value_rows, begin, whole, position, length, ring, peak, total, acc,
-            scale, WINDOW, SOFTCAP, PRECISION, BLOCK_S, STAGES,
+            qa, qb, cache_desc, place, value_rows, begin, whole, position, length, ring, peak, total, acc, scale,
+            WINDOW, SOFTCAP, PRECISION, BLOCK_S, STAGES,
         )  # fmt: skip
     else:
         for start in range(begin, end, BLOCK_S):
