@@ -5,7 +5,6 @@ import torch
 import triton
 import triton.language as tl
 
-
 LOG2_E = tl.constexpr(1.4426950408889634)  # scores are in units of log 2
 
 

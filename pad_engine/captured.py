@@ -94,11 +94,12 @@ class Ahead:
         if room < 1:
             return
         clock, graphs, evidence = Stopwatch(), rounds.num_graphs, drafter.evidence(state)
-        readings = cast(CapturedDrafter, drafter).readings if drafter.captured else 0
+        captured = cast(CapturedDrafter, drafter) if drafter.captured else None
+        readings = captured.readings if captured is not None else 0
         plan = self.controller.decide(evidence, room, self.pinned, [round.plan for round in unread], readings)
         waited = not unread
-        if drafter.captured:
-            index, depth = cast(CapturedDrafter, drafter).queue(rounds, plan)
+        if captured is not None:
+            index, depth = captured.queue(rounds, plan)
             unread.append(AtWork(index, plan, depth, evidence, waited))
         elif plan.depth < 1:
             unread.append(AtWork(rounds.queue_plain(), plan, 0, evidence, waited))

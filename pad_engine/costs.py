@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from pad_engine.controller import FEW, Controller
+from pad_engine.controller import FEW, Controller, Cost
 from pad_engine.errors import RequestError
 from pad_engine.files import write_file
 from pad_engine.kernels.tuning import card_name
@@ -32,7 +32,7 @@ class CostFile:
         """Tell a controller what the file says, if there is one and it makes sense."""
         try:
             costs = {name: float(value) for name, value in json.loads(self.path.read_text(encoding="utf-8")).items()}
-            rows = {int(name): value for name, value in costs.items() if name not in ("draft", "read")}
+            rows = {int(name): value for name, value in costs.items() if name not in named(controller)}
         except (OSError, ValueError, AttributeError, TypeError):
             return
         if not all(math.isfinite(value) and value >= 0 for value in costs.values()) or min(rows, default=1) < 1:
@@ -40,18 +40,14 @@ class CostFile:
         self.saved = costs
         for count, milliseconds in rows.items():
             controller.verify_cost.add(count, milliseconds, FEW)
-        if "draft" in costs:
-            controller.draft_cost.add(1, costs["draft"], FEW)
-        if "read" in costs:
-            controller.read_cost.add(costs["read"], FEW)
+        for name, cost in named(controller).items():
+            if name in costs:
+                cost.add(costs[name], FEW)
 
     def save(self, controller: Controller) -> None:
         """Write what a controller has measured, if it says something new."""
         costs = {str(rows): controller.verify_cost(rows) for rows in controller.verify_cost.samples}
-        if controller.draft_cost.token.samples:
-            costs["draft"] = controller.draft_cost(1)
-        if controller.read_cost.samples:
-            costs["read"] = controller.read_cost.milliseconds
+        costs |= {name: cost.milliseconds for name, cost in named(controller).items() if cost.samples}
         if all(name in self.saved and close(value, self.saved[name]) for name, value in costs.items()):
             return
         costs = self.saved | costs
@@ -59,6 +55,11 @@ class CostFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, (json.dumps(costs) + "\n").encode())
         self.saved = costs
+
+
+def named(controller: Controller) -> dict[str, Cost]:
+    """The costs that are not of a number of rows, by their names in a file."""
+    return {"draft": controller.draft_cost.token, "read": controller.read_cost}
 
 
 def close(value: float, saved: float) -> bool:
