@@ -14,6 +14,7 @@ from pad_engine.kernels.tuning import AttentionConfig, attention_key
 
 SHORT, LONG = 256, 32_000  # committed tokens
 SCRATCH = 64
+SPLITS = 8, 16, 32, 64
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class Heads:
         """The same in a cache for long contexts."""
         return attention_key(self.rows, self.heads, self.kv_heads, self.head_dim, long=True)
 
+    def fill(self, config: AttentionConfig) -> bool:
+        """Whether a long context keeps most of a card's multiprocessors at work."""
+        blocks = -(-self.rows * self.heads // (self.kv_heads * config.block_m))
+        return config.splits * self.kv_heads * blocks >= 96
+
 
 def attentions(shape: str, rows: int) -> Heads:
     """The attention of a shape."""
@@ -44,15 +50,16 @@ def attentions(shape: str, rows: int) -> Heads:
 
 def candidates(heads: Heads) -> Iterator[AttentionConfig]:
     """Parameters that may be good."""
-    # the parts of one row are small, and may meet all at once or by few
-    several = itertools.product((64, 128), (4, 8), (64, 128, 256), (16, 32, 64), (0, 4) if heads.rows == 1 else (0,))
-    for block_s, warps, chunk, splits, meet in several:
-        if chunk >= block_s and splits * heads.kv_heads >= 96:
-            yield AttentionConfig(splits, chunk, block_s, warps, meet=meet)
+    owns = (False, True) if heads.rows > 1 else (False,)
+    for block_s, warps, chunk, splits, own in itertools.product((32, 64, 128), (4, 8), (64, 128, 256), SPLITS, owns):
+        config = AttentionConfig(splits, chunk, block_s, warps, own=own)
+        if chunk >= block_s and heads.fill(config):
+            yield config
     # whole tiles by bulk copies
-    for (block_s, stages), splits in itertools.product(((32, 4), (64, 2), (64, 3), (128, 2)), (16, 32, 64)):
-        if splits * heads.kv_heads >= 96:
-            yield AttentionConfig(splits, 128, block_s, meet=4, stages=stages)
+    for (block_s, stages), splits in itertools.product(((32, 4), (64, 2), (64, 3), (64, 4), (128, 2)), SPLITS):
+        config = AttentionConfig(splits, 128, block_s, stages=stages)
+        if heads.fill(config):
+            yield config
 
 
 class AttentionCase:
@@ -67,8 +74,9 @@ class AttentionCase:
         width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim
         self.qkv = torch.randn(heads.rows, width, dtype=torch.bfloat16, device=cuda)
         self.out = torch.empty(heads.rows, heads.heads * heads.head_dim, dtype=torch.bfloat16, device=cuda)
-        self.workspace = AttentionWorkspace(heads.rows, heads.heads, heads.kv_heads, heads.head_dim, 1, 64, cuda)
+        self.workspace = AttentionWorkspace(heads.rows, heads.heads, heads.head_dim, max(SPLITS), cuda)
         self.depth = torch.arange(heads.rows, dtype=torch.int32, device=cuda)
+        self.seq = torch.zeros_like(self.depth)
         self.bits = (2 << self.depth.long()) - 1
         self.start = torch.tensor([0, heads.rows], dtype=torch.int32, device=cuda)
         self.length = torch.tensor([SHORT], dtype=torch.int32, device=cuda)
@@ -78,10 +86,10 @@ class AttentionCase:
         """Queue the attention of every layer, `repeats` times."""
         for layer in [*self.cache] * repeats:
             tree_attention(
-                self.qkv, layer, self.out, self.workspace, self.depth, self.bits, self.start, self.length, self.cos,
-                self.sin, None, None, eps=1e-5, scale=self.heads.head_dim**-0.5, softcap=None, scratch=SCRATCH,
-                capacity=LONG, window=None, heads=self.heads.heads, config=config, to_prefix=False, strict=False,
-                pdl=self.pdl,
+                self.qkv, layer, self.out, self.workspace, self.depth, self.bits, self.seq, self.start, self.length,
+                self.cos, self.sin, None, None, eps=1e-5, scale=self.heads.head_dim**-0.5, softcap=None,
+                scratch=SCRATCH, capacity=LONG, window=None, heads=self.heads.heads, config=config, to_prefix=False,
+                strict=False, pdl=self.pdl,
             )  # fmt: skip
 
 

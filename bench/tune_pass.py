@@ -107,14 +107,14 @@ def near_attentions(heads: Heads, config: AttentionConfig) -> Iterator[Attention
         "block_s": (config.block_s // 2, config.block_s * 2),
         "warps": (config.warps // 2, config.warps * 2),
         "block_m": (config.block_m // 2, config.block_m * 2) if heads.rows > 1 else (),
-        "meet": {4, 8, config.splits} - {config.meet},
+        "own": (not config.own,) if heads.rows > 1 else (),
         "stages": {0, 2, 3} - {config.stages},
     }
     for field, values in changes.items():
         for value in values:
             one = replace(config, **{field: value})
             fits = 16 <= one.block_s <= min(one.chunk, 128) and 2 <= one.warps <= 8 and 16 <= one.block_m <= 64
-            if fits and 4 <= one.splits <= 64 and one.splits * heads.kv_heads >= 96:
+            if fits and 4 <= one.splits <= 64 and heads.fill(one):
                 yield one
 
 

@@ -1,5 +1,5 @@
 """The parts of the attention kernel (tree_attention.py): heads normed and rotated, tiles of the cache, the softmax that
-takes them in step by step, and where its splits meet."""
+takes them in step by step, and what a split leaves for join_splits.py."""
 
 import torch
 import triton
@@ -134,103 +134,25 @@ def append(k_ptr, v_ptr, slots, ok, ka, kb, v, D: tl.constexpr, BLOCK_HALF: tl.c
 
 
 @triton.jit
-def combine_splits(
-    part_ptr,
-    sums_ptr,
-    index,
-    ok,
-    first,
-    count,
-    plane,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    STEP: tl.constexpr,
-    MOST: tl.constexpr,
-):
-    """The softmax over `count` splits, at most MOST, from `first` on, each STEP further, from each split's maximum, sum
-    and weighted values: peak and total `[BLOCK_M]` and weighted values `[BLOCK_M, D]`, added in the splits' order.
-    Everything is read from L2: an earlier launch's parts may still lie in this core's L1."""
-    width, member = tl.arange(0, BLOCK_D), tl.arange(0, MOST)
-    d_ok = ok[:, None] & (width < D)[None, :]
-    places = ((first + member * STEP)[:, None] * plane + index[None, :]) * 2
-    there = (member < count)[:, None] & ok[None, :]
-    peaks = tl.load(sums_ptr + places, mask=there, other=float("-inf"), cache_modifier=".cg")
-    totals = tl.load(sums_ptr + places + 1, mask=there, other=0.0, cache_modifier=".cg")
-    peak = tl.max(peaks, 0)
-    base = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.sum(tl.exp2(peaks - base[None, :]) * totals, 0)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    # unrolled, so that several parts are on their way at once
-    for number in tl.range(0, count, loop_unroll_factor=8 if BLOCK_M == 16 else 2):
-        place = (first + number * STEP) * plane + index
-        own = tl.load(sums_ptr + place * 2, mask=ok, other=float("-inf"), cache_modifier=".cg")
-        part = tl.load(part_ptr + place[:, None] * D + width[None, :], mask=d_ok, other=0.0, cache_modifier=".cg")
-        acc += tl.exp2(own - base)[:, None] * part
-    return peak, total, acc
+def splits_at_work(length, count, ring, chunk_step, SPLITS: tl.constexpr, STRICT: tl.constexpr):
+    """How many keys a sequence's splits read, in strict mode the new ones among them, and how many splits have some:
+    one at least."""
+    if STRICT:
+        reach = length + count
+        active = tl.cdiv(reach, chunk_step)
+    else:
+        reach = tl.minimum(length, ring)
+        active = tl.minimum(tl.maximum(tl.cdiv(reach, chunk_step), 1), SPLITS)
+    return reach, active
 
 
 @triton.jit
 def leave_part(part_ptr, sums_ptr, place, ok, peak, total, acc, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Store a split's maxima, sums and weighted values, all threads before any goes on."""
+    """Store a split's weighted mean of the values that it saw, and log2 of its sum of weights, -inf if it saw none."""
     width = tl.arange(0, BLOCK_D)
-    tl.store(part_ptr + place[:, None] * D + width[None, :], acc, mask=ok[:, None] & (width < D)[None, :])
-    tl.store(sums_ptr + place * 2, peak, mask=ok)
-    tl.store(sums_ptr + place * 2 + 1, total, mask=ok)
-    tl.debug_barrier()
-
-
-@triton.jit
-def arrives_last(counter_ptr, count):
-    """Whether this program is the last of `count` to arrive, what the others have stored being visible then. The
-    counter is zero again for the next launch."""
-    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == count - 1
-    if last:
-        tl.store(counter_ptr, 0)
-    return last
-
-
-@triton.jit
-def meet_splits(
-    part_ptr,
-    sums_ptr,
-    counters_ptr,
-    peak,
-    total,
-    acc,
-    index,
-    ok,
-    split,
-    active,
-    plane,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
-    MEET: tl.constexpr,
-):
-    """Leave this split's part; returns whether it was the last of its head to arrive, and then all splits' softmax.
-
-    Splits meet by MEET, and then one of each such group: one program that reads many large parts is slow. counters_ptr:
-    `[SPLITS + 1]`."""
-    first, groups = split // MEET * MEET, tl.cdiv(active, MEET)
-    leave_part(part_ptr, sums_ptr, split * plane + index, ok, peak, total, acc, D, BLOCK_D)
-    members = tl.minimum(active - first, MEET)
-    last = arrives_last(counters_ptr + first, members)
-    if last:
-        peak, total, acc = combine_splits(
-            part_ptr, sums_ptr, index, ok, first, members, plane, D, BLOCK_M, BLOCK_D, 1, MEET
-        )
-        if MEET < SPLITS:  # noqa: SIM102 - known to the compiler, unlike the next
-            if groups > 1:
-                tl.debug_barrier()  # every thread has read the part that this replaces
-                leave_part(part_ptr, sums_ptr, first * plane + index, ok, peak, total, acc, D, BLOCK_D)
-                last = arrives_last(counters_ptr + SPLITS, groups)
-                if last:
-                    peak, total, acc = combine_splits(
-                        part_ptr, sums_ptr, index, ok, 0, groups, plane, D, BLOCK_M, BLOCK_D, MEET, SPLITS // MEET
-                    )
-    return last, total, acc
+    mean = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(part_ptr + place[:, None] * D + width[None, :], mean, mask=ok[:, None] & (width < D)[None, :])
+    tl.store(sums_ptr + place, peak + tl.log2(total), mask=ok)
 
 
 @triton.jit
@@ -317,14 +239,10 @@ def attend_whole_tiles(
 
 
 class AttentionWorkspace:
-    """Buffers for launches of at most `rows` rows: every split's maxima, sums and weighted values, and the tickets by
-    which the last split knows that it is the last. One a stream: launches that follow one another share it."""
+    """What the splits of a launch of at most `rows` rows leave: each one's weighted means of the values, and log2 of
+    its sums of weights. One a stream: launches that follow one another share it. splits: the most that one has."""
 
-    def __init__(
-        self, rows: int, heads: int, kv_heads: int, head_dim: int, seqs: int, splits: int, device: torch.device
-    ):
-        group = heads // kv_heads
-        self.parts = torch.empty(splits * rows * heads * head_dim, dtype=torch.float32, device=device)
-        self.sums = torch.empty(splits * rows * heads * 2, dtype=torch.float32, device=device)
-        blocks = triton.cdiv(rows * group, 16)
-        self.tickets = torch.zeros(seqs * blocks * kv_heads * (splits + 1), dtype=torch.int32, device=device)
+    def __init__(self, rows: int, heads: int, head_dim: int, splits: int, device: torch.device):
+        parts = (splits + 1) * rows * heads  # the pass's own rows may have a split to themselves
+        self.parts = torch.empty(parts * head_dim, dtype=torch.float32, device=device)
+        self.sums = torch.empty(parts, dtype=torch.float32, device=device)

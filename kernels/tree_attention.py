@@ -5,8 +5,7 @@ Rows and the query heads of one key/value head are packed together, so each key 
 
 The kernel takes the product's output as it is: it norms and rotates queries and new keys, writes the new rows to the
 cache, and attends. Each key/value head is shared by a fixed number of programs (split KV, Dao et al. 2023), of which
-the device's own lengths decide how many have work. Of a few that meet the last to arrive puts the parts together, and
-of those that have done so the last again.
+the device's own lengths decide how many have work. Each leaves its part, and join_splits.py puts them together.
 """
 
 import torch
@@ -25,14 +24,16 @@ from pad_engine.kernels.attention_tiles import (
     cached_tile,
     capped,
     clear_values,
-    meet_splits,
+    leave_part,
     new_values,
     raw_halves,
     seen_keys,
+    splits_at_work,
     spoil,
     turn,
     with_new_keys,
 )
+from pad_engine.kernels.join_splits import join_splits
 from pad_engine.kernels.row_tiles import OFF, release_dependents, wait_for_inputs
 from pad_engine.kernels.tuning import AttentionConfig
 
@@ -68,10 +69,8 @@ def tree_attention_kernel(
     qkv_ptr,
     k_ptr,
     v_ptr,
-    out_ptr,
     part_ptr,
     sums_ptr,
-    ticket_ptr,
     depth_ptr,
     mask_ptr,
     start_ptr,
@@ -102,7 +101,7 @@ def tree_attention_kernel(
     BLOCK_HALF: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
-    MEET: tl.constexpr,
+    OWN: tl.constexpr,
     TO_PREFIX: tl.constexpr,
     STRICT: tl.constexpr,
     STAGES: tl.constexpr,
@@ -128,17 +127,13 @@ def tree_attention_kernel(
 
     # keys of the prefix that this split reads; in strict mode also the new ones, each at its absolute place
     filled = tl.minimum(length, ring)
-    if STRICT:
-        reach = length + count
-        chunk = chunk_step
-        active = tl.cdiv(reach, chunk)
-    else:
-        reach = filled
-        active = tl.minimum(tl.maximum(tl.cdiv(reach, chunk_step), 1), SPLITS)
+    reach, active = splits_at_work(length, count, ring, chunk_step, SPLITS, STRICT)
+    chunk = chunk_step
+    if not STRICT:
         chunk = tl.cdiv(tl.cdiv(reach, active), BLOCK_S) * BLOCK_S
-    if (split >= active) | (block * BLOCK_M >= count * GROUP):
+    if (split >= active + OWN) | (block * BLOCK_M >= count * GROUP):
         return
-    begin = split * chunk
+    begin = tl.minimum(split * chunk, reach) if OWN else split * chunk
     end = tl.minimum(begin + chunk, reach)
 
     # the prefix does not change during the pass, so its first keys are on their way before the wait
@@ -148,8 +143,8 @@ def tree_attention_kernel(
     key = whole + tl.arange(0, BLOCK_S)
     ka, kb, v = cached_tile(k_ptr, v_ptr, scratch + key, key < tl.minimum(end, filled), D, BLOCK_HALF, BLOCK_D)
     cos, sin = angles(position, ok, cos_ptr, sin_ptr, D, BLOCK_HALF)
-    # the rows of the pass itself go to the last split, which has the fewest keys of the prefix
-    own = split == active - 1
+    # the rows of the pass itself go to the last split, which has the fewest keys of the prefix, or none
+    own = split == active - 1 + OWN
     t = tl.arange(0, BLOCK_T)
     t_ok = t < tl.where(own, count, 0)
     t_position = length + tl.load(depth_ptr + first + t, mask=t_ok, other=0)
@@ -217,26 +212,8 @@ def tree_attention_kernel(
                 total = spoil(total, seen, s_bad)
             ka, kb, v = next_a, next_b, next_v
 
-    width = tl.arange(0, BLOCK_D)
     index = row * HEADS + head * GROUP + member % GROUP
-    d_ok = ok[:, None] & (width < D)[None, :]
-    last = active == 1
-    if active > 1:
-        counters = ticket_ptr + (tl.program_id(2) * KV_HEADS + head) * (SPLITS + 1)
-        last, total, acc = meet_splits(
-            part_ptr, sums_ptr, counters, peak, total, acc, index, ok, split, active, ROWS * HEADS,
-            D, BLOCK_M, BLOCK_D, SPLITS, MEET,
-        )  # fmt: skip
-    if last:
-        out = acc / total[:, None]
-        tl.store(out_ptr + index[:, None] * D + width[None, :], out.to(out_ptr.dtype.element_ty), mask=d_ok)
-
-
-def parts_at_once(config: AttentionConfig, rows: int, block_m: int) -> int:
-    """How many splits' parts one program reads. Where nobody has measured it: the small ones of one row all at once,
-    larger ones by few."""
-    few = config.splits if rows == 1 else 8 if block_m == 16 else 4
-    return min(config.meet or few, config.splits)
+    leave_part(part_ptr, sums_ptr, split * (ROWS * HEADS) + index, ok, peak, total, acc, D, BLOCK_D)
 
 
 def tree_attention(
@@ -246,6 +223,7 @@ def tree_attention(
     workspace: AttentionWorkspace,
     depth: Tensor,
     mask_bits: Tensor,
+    seq: Tensor,
     seq_start: Tensor,
     cache_len: Tensor,
     cos: Tensor,
@@ -267,12 +245,13 @@ def tree_attention(
 ) -> None:
     """Launch: norm, rotation, append to the cache, and attention, for N rows (1, 16, 32 or 64) of up to S sequences.
 
-    qkv: `[N, (H + 2 H_kv) D]`, as the product left it. layer: `[2, S, H_kv, scratch + slots, D]`, one layer of a
-    KVCache buffer. out: `[N, H D]`. depth: int32 `[N]`; mask_bits: int64 `[N]`; seq_start: int32 `[S + 1]`, the rows of
-    each sequence, those past the last being padding; cache_len: int32 `[S]`. cos, sin: `[max_length, D]`, the sine with
-    the rotation's sign. q_norm, k_norm: `[D]` or None. to_prefix: the rows go behind the prefix by position, not to the
-    scratch (a root alone, or a chain in strict mode). strict: keys stand at absolute places, so that a row's bits do
-    not depend on how many rows are in the pass; chains only.
+    Two kernels: the second puts the splits' parts together. qkv: `[N, (H + 2 H_kv) D]`, as the product left it. layer:
+    `[2, S, H_kv, scratch + slots, D]`, one layer of a KVCache buffer. out: `[N, H D]`. depth: int32 `[N]`; mask_bits:
+    int64 `[N]`; seq: int32 `[N]`, each row's sequence; seq_start: int32 `[S + 1]`, the rows of each sequence, those
+    past the last being padding; cache_len: int32 `[S]`. cos, sin: `[max_length, D]`, the sine with the rotation's sign.
+    q_norm, k_norm: `[D]` or None. to_prefix: the rows go behind the prefix by position, not to the scratch (a root
+    alone, or a chain in strict mode). strict: keys stand at absolute places, so that a row's bits do not depend on how
+    many rows are in the pass; chains only.
     """
     n, d = qkv.shape[0], layer.shape[-1]
     _, seqs, kv_heads, slots, _ = layer.shape
@@ -283,17 +262,16 @@ def tree_attention(
     # a tile is one box of memory, and both halves of a head lie in it side by side
     stages = 0 if strict or 2 * half != d else config.stages
     chunk = config.chunk
+    own = config.own and n > 1 and not strict
     if strict:
         # absolute places: a split's range follows from the capacity alone, with rows that may reach behind it
         chunk = triton.cdiv(triton.cdiv(capacity + n, config.splits), config.block_s) * config.block_s
-    tree_attention_kernel[(kv_heads, config.splits, seqs * triton.cdiv(n * group, block_m))](
+    tree_attention_kernel[(kv_heads, config.splits + own, seqs * triton.cdiv(n * group, block_m))](
         qkv_ptr=qkv,
         k_ptr=layer[0],
         v_ptr=layer[1],
-        out_ptr=out,
         part_ptr=workspace.parts,
         sums_ptr=workspace.sums,
-        ticket_ptr=workspace.tickets,
         depth_ptr=depth,
         mask_ptr=mask_bits,
         start_ptr=seq_start,
@@ -325,10 +303,14 @@ def tree_attention(
         BLOCK_HALF=half,
         BLOCK_D=max(16, triton.next_power_of_2(d)),
         SPLITS=config.splits,
-        MEET=parts_at_once(config, n, block_m),
+        OWN=own,
         TO_PREFIX=to_prefix,
         STRICT=strict,
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl != OFF,
     )
+    join_splits(
+        workspace, out, seq, seq_start, cache_len,
+        ring=ring, chunk=chunk, heads=heads, head_dim=d, splits=config.splits, own=own, strict=strict, pdl=pdl,
+    )  # fmt: skip

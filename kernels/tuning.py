@@ -59,18 +59,18 @@ class TileConfig:
 class AttentionConfig:
     """splits: programs that share the prefix of one head, a power of two. chunk: keys of the prefix below which one
     more program does not pay. block_s: keys a step. warps: of a program. block_m: queries of a program at most, a power
-    of two from 16 on; where there are more of a key's head, so many more programs read its keys. meet: splits whose
-    parts one program reads, a power of two; 0 for what follows from the rows (tree_attention.parts_at_once). stages:
-    one more than the tiles of keys that are on their way by bulk copies; 0 for tiles that come through registers, as
-    those do in strict mode, and of heads whose size is no power of two from 32 on."""
+    of two from 16 on; where there are more of a key's head, so many more programs read its keys. stages: one more than
+    the tiles of keys that are on their way by bulk copies; 0 for tiles that come through registers, as those do in
+    strict mode, and of heads whose size is no power of two from 32 on. own: whether the rows of a pass of several have
+    programs to themselves, beside those that share the prefix; not in strict mode."""
 
     splits: int
     chunk: int = 256
     block_s: int = 64
     warps: int = 4
     block_m: int = 64
-    meet: int = 0
     stages: int = 0
+    own: bool = False
 
 
 def card_name(device: torch.device) -> str:

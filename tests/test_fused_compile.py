@@ -55,6 +55,8 @@ JUDGED: dict[str, Any] = dict.fromkeys(
     + ["tap_part_ptr"]
 )
 
+ATTENTION = ("tree_attention_kernel", "join_splits_kernel")
+
 
 def kind_of(name: str, weights: str) -> str:
     """The type of a kernel's argument."""
@@ -102,6 +104,7 @@ def compiled(kernel: Any, values: dict[str, Any], capability: int, warps: int, w
 
 def compile_all() -> list[dict[str, Any]]:
     """Every fused kernel, with the parameters that a card without a table takes."""
+    from pad_engine.kernels.join_splits import AT_ONCE, join_splits_kernel
     from pad_engine.kernels.linear_residual import linear_residual_kernel
     from pad_engine.kernels.lm_head import lm_head_kernel
     from pad_engine.kernels.norm_gated import norm_gated_kernel
@@ -138,7 +141,8 @@ def compile_all() -> list[dict[str, Any]]:
             half = triton.next_power_of_2(head_dim // 2)
             tile = {"BLOCK_M": min(64, max(16, 4 * rows)), "BLOCK_S": 64, "BLOCK_T": rows, "BLOCK_HALF": half}
             tile |= {"BLOCK_D": 2 * half, "SPLITS": 32, "HEADS": heads, "KV_HEADS": kv_heads, "D": head_dim}
-            tile |= {"MEET": 32 if rows == 1 else 4, "TO_PREFIX": rows == 1, "STRICT": rows == 16}
+            tile |= {"OWN": rows == 64, "TO_PREFIX": rows == 1, "STRICT": rows == 16, "AT_ONCE": AT_ONCE}
+            found.append(compiled(join_splits_kernel, more | tile, capability, 1))
             tile |= {"STAGES": 0, "cache_desc": None}
             found.append(compiled(tree_attention_kernel, none | more | tile, capability, 4))
             if rows != 16:  # whole tiles by bulk copies, or where a card has none by others
@@ -191,7 +195,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_every_kernel_fits_its_card(kernels: list[dict[str, Any]]) -> None:
-    assert len(kernels) == 2 * (4 * 5 + 3 + 3) + 15
+    assert len(kernels) == 2 * (4 * 6 + 3 + 3) + 15
     assert [kernel for kernel in kernels if kernel["shared"] > SHARED[kernel["capability"]]] == []
 
 
@@ -199,8 +203,8 @@ def test_kernels_wait_and_prefetch_where_the_card_can(kernels: list[dict[str, An
     for kernel in kernels:
         hopper = kernel["capability"] == 90
         assert kernel["waits"] == hopper, kernel
-        # attention reads its first keys ahead of the wait itself
-        assert kernel["prefetches"] == (hopper and kernel["kernel"] != "tree_attention_kernel"), kernel
+        # attention reads its first keys ahead of the wait itself, and of its splits' parts there are none
+        assert kernel["prefetches"] == (hopper and kernel["kernel"] not in ATTENTION), kernel
 
 
 def test_bulk_copies_where_the_card_can(kernels: list[dict[str, Any]]) -> None:
@@ -211,8 +215,9 @@ def test_bulk_copies_where_the_card_can(kernels: list[dict[str, Any]]) -> None:
 def test_several_rows_run_on_tensor_cores(kernels: list[dict[str, Any]]) -> None:
     for kernel in kernels:
         several = kernel["rows"] > 1 or kernel["kernel"] == "tree_attention_kernel"
+        multiplies = several and kernel["kernel"] != "join_splits_kernel"
         # which know no fp32
-        assert kernel["tensor_cores"] == (several and kernel["weights"] != "fp32"), kernel
+        assert kernel["tensor_cores"] == (multiplies and kernel["weights"] != "fp32"), kernel
 
 
 def test_weights_of_one_byte_are_not_converted_one_by_one(kernels: list[dict[str, Any]]) -> None:

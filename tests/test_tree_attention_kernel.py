@@ -73,13 +73,13 @@ class Setting:
         rows, forest = len(qkv), make_forest(trees, range(len(trees)))
         n, pad = len(forest.token), [0] * (rows - len(forest.token))
         mask = ints([*forest.tree_mask_bits[:, 0].tolist(), *pad], torch.int64)
+        seq = ints([*forest.seq.tolist(), *pad])
         depth, start, length = ints([*forest.depth.tolist(), *pad]), ints([*forest.starts, n]), ints(lengths)
         out = nans(rows, self.heads * self.head_dim, dtype=self.dtype)
-        shape = (rows, self.heads, self.kv_heads, self.head_dim, len(trees), self.config.splits)
-        workspace = AttentionWorkspace(*shape, DEVICE)
+        workspace = AttentionWorkspace(rows, self.heads, self.head_dim, self.config.splits, DEVICE)
         workspace.parts.fill_(torch.nan)
         workspace.sums.fill_(torch.nan)
-        arguments = (qkv, layer, out, workspace, depth, mask, start, length, *self.angles(), *self.norm_weights())
+        arguments = (qkv, layer, out, workspace, depth, mask, seq, start, length, *self.angles(), *self.norm_weights())
 
         def launch() -> None:
             tree_attention(
@@ -88,8 +88,7 @@ class Setting:
                 strict=self.strict, pdl=MODES[rows // 32 % len(MODES)],
             )  # fmt: skip
 
-        repeat(launch, layer, out, workspace.tickets)
-        assert not workspace.tickets.any()
+        repeat(launch, layer, out)
         return out[:n]
 
     def new_rows(self, qkv: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,12 +198,12 @@ def test_prefixes_about_the_edges_of_splits_and_steps(length: int) -> None:
     Setting(head_dim=12).check(16, [some_tree(7)], [length])
 
 
-@pytest.mark.parametrize(("splits", "block_m", "meet"), [(1, 64, 0), (2, 64, 4), (16, 64, 0), (16, 16, 0), (16, 64, 2)])
-def test_splits_of_a_long_prefix(splits: int, block_m: int, meet: int) -> None:
+@pytest.mark.parametrize(("splits", "block_m", "own"), [(1, 64, False), (2, 64, True), (16, 64, False), (16, 16, True)])
+def test_splits_of_a_long_prefix(splits: int, block_m: int, own: bool) -> None:
     """Sixteen meet by four, or by eight where a program has 16 queries, those of one row all at once, unless it is said
     by how many."""
     for length in (100, 240, 255):
-        setting = Setting(capacity=256, config=AttentionConfig(splits, 16, 32, 4, block_m, meet))
+        setting = Setting(capacity=256, config=AttentionConfig(splits, 16, 32, 4, block_m, own=own))
         setting.check(16, [some_tree(12)], [length])
         setting.to_prefix = True
         setting.check(1, [chain(1)], [length])

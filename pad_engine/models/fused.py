@@ -98,9 +98,7 @@ class FusedPass:
         tickets = max(-(-m // tile.block) for _, m, tile in split)
         self.tickets = torch.zeros(tickets, dtype=torch.int32, device=device)
         splits = max(attention.splits for attention in self.attention.values())
-        self.workspace = AttentionWorkspace(
-            MAX_ROWS, config.num_heads, config.num_kv_heads, config.head_dim, self.num_seqs, splits, device
-        )
+        self.workspace = AttentionWorkspace(MAX_ROWS, config.num_heads, config.head_dim, splits, device)
         self.programs = {
             rows: lm_head_programs(self.num_tokens, self.tiles["lm_head", rows], self.cores) for rows in ROW_PADS
         }
@@ -181,8 +179,8 @@ class FusedPass:
         assert table is not None, "a rotary table that does not depend on the length"
         tree_attention(
             self.qkv[:rows], cache.buffers[window][index], self.attended[:rows], self.workspace, forest.depth,
-            forest.mask_bits, forest.start, sequences.cache_len, table[0], table[1], layer.q_norm, layer.k_norm,
-            eps=config.rms_norm_eps, scale=config.attention_scale, softcap=config.attention_softcap,
+            forest.mask_bits, forest.seq, forest.start, sequences.cache_len, table[0], table[1], layer.q_norm,
+            layer.k_norm, eps=config.rms_norm_eps, scale=config.attention_scale, softcap=config.attention_softcap,
             scratch=cache.scratch, capacity=cache.capacity, window=window, heads=config.num_heads,
             config=self.attention[rows], to_prefix=to_prefix, strict=self.strict, pdl=pdl,
         )  # fmt: skip
