@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -81,13 +82,13 @@ def card_name(device: torch.device) -> str:
 
 
 @cache
-def table(card: str) -> dict[str, dict[str, int]]:
+def table(card: str) -> dict[str, dict[str, Any]]:
     """The measured parameters of a card, by `op/rows/MxK`, the same with `/int8` or `/fp8`, `attention/rows/HxH_kvxD`,
     and the same with `/long`; empty for a card that nobody has measured, unless its chip is one that somebody has."""
     path = CONFIGS / f"{card}.json"
     if not path.is_file() and card.startswith(HOPPER):
         path = CONFIGS / f"{MEASURED_HOPPER}.json"
-    tuned: dict[str, dict[str, int]] = json.loads(path.read_text())["parameters"] if path.is_file() else {}
+    tuned: dict[str, dict[str, Any]] = json.loads(path.read_text())["parameters"] if path.is_file() else {}
     return tuned
 
 
@@ -97,7 +98,7 @@ def key(op: str, rows: int, m: int, k: int, dtype: torch.dtype) -> str:
     return f"{name}/{NAMES[dtype]}" if dtype in NAMES else name
 
 
-def tuned_for(device: torch.device, rows: int, name: Callable[[int], str]) -> dict[str, int] | None:
+def tuned_for(device: torch.device, rows: int, name: Callable[[int], str]) -> dict[str, Any] | None:
     """The measured parameters of this card for a pass of so many rows, or where nobody has measured 32 those for 64,
     which have room for fewer. name: the key of a number of rows."""
     tuned = table(card_name(device))
@@ -154,7 +155,8 @@ def release_key(rows: int, hidden_size: int) -> str:
 def release_mode(rows: int, hidden_size: int, device: torch.device) -> int:
     """When the kernels of a pass let the next one start (row_tiles.py), for cards that can: measured on whole passes,
     since a kernel alone does not show it."""
-    return (tuned_for(device, rows, lambda n: release_key(n, hidden_size)) or {}).get("release", 1)
+    measured = tuned_for(device, rows, lambda n: release_key(n, hidden_size))
+    return int(measured["release"]) if measured else 1
 
 
 def default_config(op: str, rows: int, m: int, k: int, itemsize: int = 2) -> TileConfig:

@@ -5,7 +5,7 @@ Every slot of the cache that may not be read holds NaN, and every slot that may 
 
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -189,6 +189,9 @@ def test_forests(dtype: torch.dtype) -> None:
     setting = Setting(dtype=dtype, softcap=2.0)
     setting.check(64, [some_tree(13, 1), some_tree(20, 2), chain(31)], [5, 0, 47])
     setting.check(16, [chain(1), star(2), chain(1), some_tree(9)], [64, 1, 0, 33])
+    # sequences without a prefix, and with splits of their own for the rows of each
+    setting.config = replace(setting.config, own=True)
+    setting.check(64, [some_tree(13, 1), some_tree(20, 2), chain(31)], [5, 0, 47])
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 32, 33, 47, 48, 49, 63])
@@ -229,7 +232,7 @@ def test_whole_tiles_by_bulk_copies(dtype: torch.dtype, stages: int) -> None:
         bulk(config=AttentionConfig(4, 16, 16, 4, 16, stages=stages), to_prefix=True).check(1, [chain(1)], [length])
     for length in (31, 45, 61, 90):
         bulk(config=wide, window=45, softcap=5.0, norms=True).check(16, [chain(9)], [length])
-    bulk(config=wide).check(64, [some_tree(13, 1), some_tree(20, 2), chain(31)], [5, 0, 79])
+    bulk(config=replace(wide, own=True)).check(64, [some_tree(13, 1), some_tree(20, 2), chain(31)], [5, 0, 79])
 
 
 @pytest.mark.parametrize("setting", [Setting(head_dim=12), Setting(head_dim=16), Setting(8, 2, 96)], ids=str)

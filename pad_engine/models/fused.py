@@ -1,8 +1,9 @@
 """A decoder's pass of 1 to 64 rows as a chain of fused kernels at fixed addresses, ready to be captured.
 
-Five kernels a layer: norm + qkv; attention with rotation and append; output product + residual; norm + gate, up and
-activation; down product + residual. Gemma has two more, for the norms behind its blocks. The arithmetic is that of
-models/decoder.py but for roundings: fp32 inside a kernel, the model's type between two.
+Six kernels a layer: norm + qkv; attention with rotation and append, by splits of the keys; their parts joined; output
+product + residual; norm + gate, up and activation; down product + residual. Gemma has two more, for the norms behind
+its blocks. The arithmetic is that of models/decoder.py but for roundings: fp32 inside a kernel, the model's type
+between two.
 Next to read: kernels/row_tiles.py, then graphs.py.
 """
 
