@@ -7,12 +7,14 @@ import pytest
 from tiny import Make
 from typer.testing import CliRunner, Result
 
+from pad_engine.config import SamplingParams
 from pad_engine.costs import CostFile
 from pad_engine.drafters.none import NoDrafter
 from pad_engine.loader import load_engine
-from pad_engine.serving.bench import PROMPTS
+from pad_engine.serving.bench import PROMPTS, measure
 from pad_engine.serving.bench_rounds import Sums, drafting, queued
 from pad_engine.serving.cli import app
+from pad_engine.serving.generate import WARM_UP_TOKENS
 from pad_engine.tree import DraftTree
 
 
@@ -139,3 +141,19 @@ def test_the_host_has_what_is_left() -> None:
 def test_bad_options_are_bad_usage(folder: Path, arguments: tuple[str, ...], words: str) -> None:
     result = bench(folder, "--json", *arguments)
     assert result.exit_code == 2 and words in result.stderr and not result.stdout
+
+
+def test_what_an_engine_pays_once_is_not_in_a_timed_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, calls = load_engine(folder, device="cpu"), []
+    generate = engine.generate
+    monkeypatch.setattr(engine, "warm_up", lambda ids: calls.append(("warm up", ids)))
+
+    def recorded(ids: list[int], params: SamplingParams) -> object:
+        calls.append((params.max_tokens, ids))
+        return generate(ids, params)
+
+    monkeypatch.setattr(engine, "generate", recorded)
+    prompts = [[3 + number, 4, 5] for number in range(len(PROMPTS))]
+    measure(engine, prompts, SamplingParams(20, ignore_eos=True))
+    each = [(tokens, ids) for ids in prompts for tokens in (WARM_UP_TOKENS, 20)]
+    assert calls == [("warm up", prompts[0]), *each, *each]

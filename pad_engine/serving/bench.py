@@ -7,7 +7,7 @@ by the engine's own clock; bench/ in the sources measures single kernels and ste
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +16,7 @@ from pad_engine.config import MAX_TEMPERATURE, SamplingParams
 from pad_engine.errors import RequestError
 from pad_engine.serving import options
 from pad_engine.serving.bench_rounds import drafting, measure_rounds, parse_numbers, rounds_table
-from pad_engine.serving.generate import WARM_UP_TOKENS
+from pad_engine.serving.generate import first_tokens
 from pad_engine.serving.models import PIPED_WIDTH
 from pad_engine.serving.options import EngineOptions
 from pad_engine.serving.terminal import BAD_USAGE, reported
@@ -101,7 +101,9 @@ def encoded_prompts(engine: "Engine", tokens: int) -> list[list[int]]:
 
 
 def measure(engine: "Engine", prompts: list[list[int]], params: SamplingParams) -> list[Run]:
-    """Every prompt twice: the drafter's requests first, then the plain ones."""
+    """Every prompt twice: the drafter's requests first, then the plain ones. Ahead of all what an engine does before it
+    serves requests, or their times would hold what it captures, and what it pays to see whether drafts pay."""
+    engine.warm_up(prompts[0])
     drafted = [timed(engine, ids, params) for ids in prompts]
     with drafting(engine, 1):
         plain = [timed(engine, ids, params) for ids in prompts]
@@ -110,10 +112,8 @@ def measure(engine: "Engine", prompts: list[list[int]], params: SamplingParams) 
 
 
 def timed(engine: "Engine", ids: list[int], params: SamplingParams) -> tuple["Stats", list[int]]:
-    """The figures and tokens of a request, behind one that is not timed."""
-    # on a GPU whatever the timed run meets must have been compiled
-    warm_up = params.max_tokens if engine.target.device.type == "cuda" else min(WARM_UP_TOKENS, params.max_tokens)
-    engine.generate(ids, replace(params, max_tokens=warm_up))
+    """The figures and tokens of a request, behind its first ones, which are not timed."""
+    first_tokens(engine, ids, params)
     out = engine.generate(ids, params)
     return out.stats, out.token_ids
 

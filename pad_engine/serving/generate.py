@@ -136,9 +136,14 @@ def as_messages(text: str, system: str | None) -> list[dict[str, str]]:
 
 
 def warm_up(engine: "Engine", ids: list[int], params: SamplingParams) -> None:
-    """A few tokens that are not timed: the first passes of each size pay for memory and for libraries' choices, and on
-    a GPU for kernels and graphs."""
+    """What is not timed: on a GPU every round that drafts may need, and a request's first tokens."""
     engine.warm_up(ids)
+    first_tokens(engine, ids, params)
+
+
+def first_tokens(engine: "Engine", ids: list[int], params: SamplingParams) -> None:
+    """The first few tokens of a request, not timed: the first passes of each size pay for memory and for libraries'
+    choices, and on a GPU for kernels and graphs that only such a prompt or such parameters need."""
     count = min(WARM_UP_TOKENS, params.max_tokens)
     engine.generate(ids, replace(params, max_tokens=count, min_tokens=min(count, params.min_tokens)))
 
