@@ -295,3 +295,35 @@ def test_progress_of_pip_is_shown_on_a_terminal(tiny: Entry, tmp_path: Path, mon
     monkeypatch.setattr(subprocess, "Popen", Pip)
     assert download.download_wheel(tiny.wheels[0], tmp_path).name == "a.whl"
     assert seen == [(10, 20), (20, 20)]
+
+
+def test_a_disk_without_locks_goes_without(tiny: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that work at once leave each other's work alone; the first to end wins."""
+
+    def unknown(descriptor: object, how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(cache.fcntl, "flock", unknown)
+    folder = resolve("tiny")
+    assert (folder / "model.safetensors").read_bytes() == BODY
+    seen = []
+
+    def other(out: Path, scratch: Path) -> None:
+        (out / "by").write_text("other")
+        seen.append(len([name for name in leftovers() if name.startswith(".tmp-")]))
+
+    def own(out: Path, scratch: Path) -> None:
+        (out / "by").write_text("own")
+        cache.build("twice", "twice", 0, other)
+
+    assert (cache.build("twice", "twice", 0, own) / "by").read_text() == "other"
+    assert seen == [2] and sorted(leftovers()) == sorted([folder.name, "twice"])
+
+
+def test_a_lock_that_fails_otherwise_is_an_error(tiny: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(descriptor: object, how: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(cache.fcntl, "flock", broken)
+    with pytest.raises(ModelError, match="cannot write to the model cache"):
+        resolve("tiny")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pad_engine.errors import ModelError
+from pad_engine.files import NO_LOCKS
 
 MARKER = "pad_model.json"
 
@@ -50,17 +51,18 @@ def is_complete(folder: Path) -> bool:
 def build(name: str, label: str, need_bytes: int, work: Callable[[Path, Path], None]) -> Path:
     """The complete folder `name` of the cache; `work(out, scratch)` fills it where it is not there yet.
 
-    Both folders are empty and vanish when `work` fails. A second process waits for the first and takes its result.
-    Messages call the model `label`.
+    Both folders are empty and vanish when `work` fails. A second process waits for the first and takes its result; on a
+    disk that knows no locks both work, and the first to end wins. Messages call the model `label`.
     Raises ModelError when the cache cannot be written, when it has less than `need_bytes` free, or when `work` does.
     """
     final = model_folder(name)
     if is_complete(final):
         return final
-    with _errors(label), _locked(final, label):
+    with _errors(label), _locked(final, label) as locked:
         if is_complete(final):
             return final
-        _remove_stale(final.parent, name)
+        if locked:
+            _remove_stale(final.parent, name)
         free = shutil.disk_usage(final.parent).free
         if free < need_bytes:
             raise _no_space(label, f"{need_bytes / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
@@ -71,6 +73,8 @@ def build(name: str, label: str, need_bytes: int, work: Callable[[Path, Path], N
             scratch.mkdir()
             work(out, scratch)
             _seal(out)
+            if is_complete(final):
+                return final
             if final.exists():
                 # incomplete: a file was removed by hand, or the marker is of another version
                 os.rename(final, temporary / "old")
@@ -109,16 +113,22 @@ def _lock_path(folder: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(final: Path, label: str) -> Iterator[None]:
-    """Hold the lock of `final`. The kernel drops it when the process dies, so none is ever stale."""
+def _locked(final: Path, label: str) -> Iterator[bool]:
+    """Hold the lock of `final`. The kernel drops it when the process dies, so none is ever stale. False on a disk that
+    knows no locks."""
     final.parent.mkdir(parents=True, exist_ok=True)
     with open(_lock_path(final.parent, final.name), "a") as file:
+        locked = True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"{label}: waiting for another process that is preparing it")
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            locked = False
+        yield locked
 
 
 def _remove_stale(folder: Path, own: str) -> None:
