@@ -73,6 +73,7 @@ def join_splits_kernel(
     OWN: tl.constexpr,
     STRICT: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    EACH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release_dependents(PDL)
@@ -83,16 +84,18 @@ def join_splits_kernel(
     _, active = splits_at_work(tl.load(length_ptr + seq), rows, ring, chunk_step, SPLITS, STRICT)
     # the padding behind the last sequence's rows has none
     count = tl.where(row < first + rows, active + OWN, 0)
-    place = row * HEADS + tl.program_id(1)
+    first_place = row * HEADS + tl.program_id(1) * EACH
     wait_for_inputs(PDL)
-    peak, total = float("-inf"), 0.0
-    acc = tl.zeros((BLOCK_D,), tl.float32)
-    for begin in tl.range(0, count, AT_ONCE):
-        peak, total, acc = take_in_parts(
-            part_ptr, sums_ptr, begin, count, place, ROWS * HEADS, peak, total, acc, D, BLOCK_D, AT_ONCE
-        )
-    if count > 0:
-        tl.store(out_ptr + place * D + width, (acc / total).to(out_ptr.dtype.element_ty), mask=width < D)
+    for number in tl.static_range(EACH):
+        place = first_place + number
+        peak, total = float("-inf"), 0.0
+        acc = tl.zeros((BLOCK_D,), tl.float32)
+        for begin in tl.range(0, count, AT_ONCE):
+            peak, total, acc = take_in_parts(
+                part_ptr, sums_ptr, begin, count, place, ROWS * HEADS, peak, total, acc, D, BLOCK_D, AT_ONCE
+            )
+        if count > 0:
+            tl.store(out_ptr + place * D + width, (acc / total).to(out_ptr.dtype.element_ty), mask=width < D)
 
 
 def join_splits(
@@ -117,7 +120,9 @@ def join_splits(
     chunk: the chunk_step, splits: without the pass's own rows, which have one more where own.
     """
     n = out.shape[0]
-    join_splits_kernel[(n, heads)](
+    # heads of a program; on a CPU, where each is interpreted, which costs by the program, all
+    each = heads if out.device.type == "cpu" else 1
+    join_splits_kernel[(n, heads // each)](
         part_ptr=workspace.parts,
         sums_ptr=workspace.sums,
         out_ptr=out,
@@ -133,7 +138,8 @@ def join_splits(
         SPLITS=splits,
         OWN=own,
         STRICT=strict,
-        AT_ONCE=AT_ONCE,
+        AT_ONCE=min(AT_ONCE, splits + own),
+        EACH=each,
         PDL=pdl,
         num_warps=1,
         launch_pdl=pdl != OFF,

@@ -141,7 +141,7 @@ def compile_all() -> list[dict[str, Any]]:
             half = triton.next_power_of_2(head_dim // 2)
             tile = {"BLOCK_M": min(64, max(16, 4 * rows)), "BLOCK_S": 64, "BLOCK_T": rows, "BLOCK_HALF": half}
             tile |= {"BLOCK_D": 2 * half, "SPLITS": 32, "HEADS": heads, "KV_HEADS": kv_heads, "D": head_dim}
-            tile |= {"OWN": rows == 64, "TO_PREFIX": rows == 1, "STRICT": rows == 16, "AT_ONCE": AT_ONCE}
+            tile |= {"OWN": rows == 64, "TO_PREFIX": rows == 1, "STRICT": rows == 16, "AT_ONCE": AT_ONCE, "EACH": 1}
             found.append(compiled(join_splits_kernel, more | tile, capability, 1))
             tile |= {"STAGES": 0, "cache_desc": None}
             found.append(compiled(tree_attention_kernel, none | more | tile, capability, 4))

@@ -20,6 +20,9 @@ from pad_engine.rules.pivot import not_pivotal, not_pivotal_kernel
 from pad_engine.rules.select import make_fly, make_margin, make_topk, make_typical
 from pad_engine.tree import Forest, to_int64
 
+# the interpreter computes what the kernel then masks
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 RECORDS = 10_000 if CUDA else 40
 VOCAB = 6
 KIND = native_tail.Kind

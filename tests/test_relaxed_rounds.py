@@ -14,6 +14,9 @@ from pad_engine.loader import load_engine
 from pad_engine.rules.classifier import LINEAR_JUDGE, PIVOT_MLP, Classifier, expected_shapes
 from pad_engine.tree import DraftTree
 
+# the interpreter computes what the kernel then masks
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 SEEDS, TOKENS = ((0, 1, 2), 40) if CUDA else ((0,), 9)
 RULES = [
     "margin:theta=0.5",
