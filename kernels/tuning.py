@@ -127,7 +127,7 @@ def attention_config(
     contexts; how many of them have work at a short one follows from its length. itemsize: bytes of a key's number;
     what was measured is of two. capacity: tokens that the cache has room for."""
     if device.type == "cpu":
-        return AttentionConfig(splits=4)
+        return AttentionConfig(splits=2)  # each program is interpreted, whether or not it has work
     for long in (True, False) if capacity > LONG_CONTEXT else (False,):
         name = partial(attention_key, heads=heads, kv_heads=kv_heads, head_dim=head_dim, long=long)
         tuned = tuned_for(device, rows, name)
