@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pad_engine.errors import RequestError
 
@@ -76,20 +76,29 @@ def held(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def take_lock(file: int | IO[str], wait: bool = False) -> bool:
+    """Lock an open file until it is closed, or the process is gone. False on a disk that knows no locks. OSError if it
+    cannot be done, BlockingIOError where another process has it, unless it is to be waited for."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
+
+
 def lock_file(lock: Path) -> int:
     """Make a file if there is none, and lock it until the descriptor that is returned is closed, or the process is
     gone. OSError if that cannot be done, BlockingIOError where another process has it."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), lock.stat()):
+            if not take_lock(descriptor) or os.path.samestat(os.fstat(descriptor), lock.stat()):
                 return descriptor
         except FileNotFoundError:
             pass
-        except OSError as error:
-            if error.errno in NO_LOCKS:
-                return descriptor
+        except OSError:
             os.close(descriptor)
             raise
         os.close(descriptor)  # another process has removed this one since it was opened

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from pad_engine import files
 from pad_engine.errors import ModelError
 from pad_engine.models import cache, download, sources
 from pad_engine.models.catalog import CATALOG, Entry
@@ -303,7 +304,7 @@ def test_a_disk_without_locks_goes_without(tiny: Entry, monkeypatch: pytest.Monk
     def unknown(descriptor: object, how: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(cache.fcntl, "flock", unknown)
+    monkeypatch.setattr(files.fcntl, "flock", unknown)
     folder = resolve("tiny")
     assert (folder / "model.safetensors").read_bytes() == BODY
     seen = []
@@ -324,6 +325,6 @@ def test_a_lock_that_fails_otherwise_is_an_error(tiny: Entry, monkeypatch: pytes
     def broken(descriptor: object, how: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(cache.fcntl, "flock", broken)
+    monkeypatch.setattr(files.fcntl, "flock", broken)
     with pytest.raises(ModelError, match="cannot write to the model cache"):
         resolve("tiny")

@@ -12,6 +12,11 @@ from pad_engine.kernels.join_splits import AT_ONCE, join_splits, join_splits_ref
 SPLITS, CHUNK = 2 * AT_ONCE + 3, 16
 
 
+def count_of(length: int, own: bool) -> int:
+    """The parts of each row of a sequence."""
+    return min(max(-(-length // CHUNK), 1), SPLITS) + own
+
+
 def left_by(
     lengths: list[int], rows: list[int], heads: int, head_dim: int, own: bool, pad: int
 ) -> tuple[Tensor, Tensor]:
@@ -20,8 +25,7 @@ def left_by(
     parts, sums = nans(SPLITS + 1, pad, heads, head_dim), nans(SPLITS + 1, pad, heads)
     first = 0
     for length, count in zip(lengths, rows, strict=True):
-        splits = min(max(-(-length // CHUNK), 1), SPLITS) + own
-        here = slice(first, first + count)
+        splits, here = count_of(length, own), slice(first, first + count)
         parts[:splits, here] = normal(splits, count, heads, head_dim)
         sums[:splits, here] = 20 * normal(splits, count, heads)
         first += count
@@ -64,7 +68,7 @@ def test_each_row_has_the_parts_of_its_sequence(own: bool) -> None:
     parts, sums = left_by(lengths, rows, 2, 16, own, 16)
     out, first = join(parts, sums, lengths, rows, own, torch.float32), 0
     for length, count in zip(lengths, rows, strict=True):
-        splits, here = min(max(-(-length // CHUNK), 1), SPLITS) + own, slice(first, first + count)
+        splits, here = count_of(length, own), slice(first, first + count)
         expected = join_splits_ref(parts[:splits, here], sums[:splits, here]).view(count, -1)
         assert bool(((out[here] - expected).norm(dim=1) <= 1e-6 * expected.norm(dim=1)).all())
         first += count

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pad_engine.errors import ModelError
-from pad_engine.files import NO_LOCKS
+from pad_engine.files import take_lock
 
 MARKER = "pad_model.json"
 
@@ -73,7 +72,7 @@ def build(name: str, label: str, need_bytes: int, work: Callable[[Path, Path], N
             scratch.mkdir()
             work(out, scratch)
             _seal(out)
-            if is_complete(final):
+            if is_complete(final):  # by another process, on a disk that knows no locks
                 return final
             if final.exists():
                 # incomplete: a file was removed by hand, or the marker is of another version
@@ -118,16 +117,11 @@ def _locked(final: Path, label: str) -> Iterator[bool]:
     knows no locks."""
     final.parent.mkdir(parents=True, exist_ok=True)
     with open(_lock_path(final.parent, final.name), "a") as file:
-        locked = True
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = take_lock(file)
         except BlockingIOError:
             say(f"{label}: waiting for another process that is preparing it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            locked = False
+            locked = take_lock(file, wait=True)
         yield locked
 
 
@@ -137,7 +131,7 @@ def _remove_stale(folder: Path, own: str) -> None:
         name = path.name.removeprefix(".tmp-").rpartition("@")[0]
         with contextlib.suppress(BlockingIOError), open(_lock_path(folder, name), "a") as file:
             if name != own:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                take_lock(file)
             shutil.rmtree(path, ignore_errors=True)
 
 

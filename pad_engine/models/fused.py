@@ -58,7 +58,6 @@ class FusedPass:
         if pdl is not None:
             self.pdl = dict.fromkeys(ROW_PADS, pdl)
         self.cores = torch.cuda.get_device_properties(device).multi_processor_count if self.cuda else 1
-        self.num_seqs = len(cache.lengths)
         self.qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         self.shapes = {
             "qkv": (self.qkv_width, width),
